@@ -24,7 +24,7 @@ from knob_table import knob_table
 from turnstile import config
 from turnstile.cli.main import cli
 from turnstile.credit.base import GIVEN as CREDIT_GIVEN
-from turnstile.credit.invariants import INVARIANTS, Declaration, declared
+from turnstile.credit.invariants import INVARIANTS, Declaration, declarations
 from turnstile.knobs import TABLE
 from turnstile.lab.study import line_of
 from turnstile.lab.table import Grid, directions, progress, to_markdown
@@ -177,7 +177,7 @@ def catalogue() -> dict[Path, str]:
             parts.append(plain(inspect.getdoc(thing) or "") + "\n")
             parts += [
                 *part(room, thing),
-                *exemptions([d for d in declared(room) if d.kind == kind]),
+                *exemptions([d for d in declarations(room) if d.kind == kind]),
                 *lab_figures(room, kind),
             ]
         found[DOCS / "algorithms" / f"{page}.md"] = "\n".join(parts).rstrip() + "\n"

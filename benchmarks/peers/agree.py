@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.peers.functions import HORIZON, Case
 from turnstile.conform.padded import PaddedEstimator, roles
-from turnstile.conform.padded_losses import Rows, padded, sample_rows, slopes
+from turnstile.conform.padded_losses import Rows, pad_rows, sample_rows, slopes
 from turnstile.credit.samples import sample_group, sample_score, sample_values
 from turnstile.credit.stats import F64
 from turnstile.lookup import resolve
@@ -75,7 +75,7 @@ def of_loss(case: Case, wanted: Mapping[str, str], under: tuple[str, ...], seed:
     rows = replace(rows, arrays=arrays)
     by = "logprobs" if "logprobs" in wanted.values() else "predictions"
     if "value" in under:
-        laid, places = padded(rows)
+        laid, places = pad_rows(rows)
         loss = case.function(**{name: laid[role] for name, role in wanted.items()})
         theirs = [[loss[r, begin:end] for begin, end in turns] for r, turns in enumerate(places)]
         return _flat(theirs), our_loss(case, rows, by)[0]

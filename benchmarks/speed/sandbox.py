@@ -234,7 +234,7 @@ async def our_rate(provider: ContainerSandboxes, template: Path, count: int) -> 
 
     started = time.perf_counter()
     await asyncio.gather(*(one() for _ in range(count)))
-    await provider.settled()
+    await provider.wait_for_removals()
     rate = count / (time.perf_counter() - started)
     await provider.close()
     return rate

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from turnstile.errors import ConfigError
 from turnstile.hints import hint
 from turnstile.lookup import resolve
-from turnstile.validation import first_problem, spelled, wrong
+from turnstile.validation import first_problem, format_place, wrong
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 EndRule = Literal["grade", "zero", "half", "mask", "drop"]
@@ -361,7 +361,7 @@ def make_recipe(
     in its place.
     """
     written = _with_bases(data, where, Path(folder))
-    changed: dict[str, Any] = functools.reduce(_merged, (part for _, part in reversed(written)), {})
+    changed: dict[str, Any] = functools.reduce(_merge, (part for _, part in reversed(written)), {})
     for override in sorted(overrides, key=lambda text: not text.lstrip().startswith("env")):  # it may bring terms
         if override.lstrip().startswith("rewards."):
             _take_default_terms(changed, env)
@@ -391,10 +391,10 @@ def _with_bases(data: Mapping[str, Any], where: str, folder: Path) -> list[tuple
     """Return the data and that of its bases, each as (file, its data with absolute paths)."""
     found: list[tuple[str, dict[str, Any]]] = []
     while True:
-        said = copy.deepcopy(dict(data))
-        base = said.pop("base", None)
-        _anchor(said, folder, PATHS)
-        found.append((where, said))
+        own = copy.deepcopy(dict(data))
+        base = own.pop("base", None)
+        _anchor(own, folder, PATHS)
+        found.append((where, own))
         if base is None:
             return found
         if not isinstance(base, str):
@@ -409,7 +409,7 @@ def _with_bases(data: Mapping[str, Any], where: str, folder: Path) -> list[tuple
             raise ConfigError(f"{where}: base = {base!r}: {error}") from None
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any], place: tuple[str, ...] = ()) -> dict[str, Any]:
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any], place: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return `below` with the keys of `above` merged into it; `place` is the place of both tables in the recipe."""
     result = dict(below)
     for key, value in above.items():
@@ -422,7 +422,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any], place: tuple[str
         if isinstance(under, dict) and isinstance(value, dict):
             kind = under.get("kind", _default_kind(here))
             if value.get("kind", kind) == kind:  # else the knobs below are another function's
-                result[key] = _merged(under, value, here)
+                result[key] = _merge(under, value, here)
     return result
 
 
@@ -522,7 +522,7 @@ def _item(items: Sequence[Any], part: str, override: str) -> int:
 def _explain(error: ValidationError, data: Mapping[str, Any]) -> str:
     """Return the first problem in one line."""
     place, problems, others = first_problem(error, data)
-    path, kind = spelled(place) or "top level", problems[0]["type"]
+    path, kind = format_place(place) or "top level", problems[0]["type"]
     if kind == "extra_forbidden":
         section = _section(place[:-1])
         return f"unknown key {path!r}; {hint(str(place[-1]), section.model_fields if section else ())}"

@@ -63,7 +63,7 @@ def misfit(adapter: TypeAdapter[Any], name: str, value: object) -> str | None:
         adapter.validate_python(value)
     except ValidationError as error:
         place, problems, _ = first_problem(error, value)
-        return f"{spelled((name, *place))} {wrong(problems)}"
+        return f"{format_place((name, *place))} {wrong(problems)}"
     return None
 
 
@@ -136,8 +136,10 @@ def wrong(problems: Sequence[ErrorDetails]) -> str:
     """Return what a value is, and what it is not or must be: "= 'x' is not a number"; "is missing"."""
     if problems[0]["type"] == "missing":
         return "is missing"
-    said = list(dict.fromkeys(filter(None, map(_words, problems))))
-    return f"= {problems[0]['input']!r} " + " or ".join([*said[:1], *(one.removeprefix("is not ") for one in said[1:])])
+    clauses = list(dict.fromkeys(filter(None, map(_words, problems))))
+    return f"= {problems[0]['input']!r} " + " or ".join(
+        [*clauses[:1], *(one.removeprefix("is not ") for one in clauses[1:])]
+    )
 
 
 def _words(problem: ErrorDetails) -> str:
@@ -151,6 +153,6 @@ def _words(problem: ErrorDetails) -> str:
     return f"cannot be read: {problem['msg']}" if words is None else words.format(**about)
 
 
-def spelled(place: Place) -> str:
+def format_place(place: Place) -> str:
     """Return a place as a recipe's reader writes it: rewards.terms[1].gate."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")

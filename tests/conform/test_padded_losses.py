@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from turnstile.conform.padded_losses import examine_padded_loss, padded, sample_rows
+from turnstile.conform.padded_losses import examine_padded_loss, pad_rows, sample_rows
 from turnstile.credit.invariants import broken
 from turnstile.errors import ConfigError
 
@@ -89,7 +89,7 @@ def test_what_is_wrong_has_a_counterexample(loss: Callable[..., Any], number: in
 
 def test_the_sample_lies_as_it_is_said_to() -> None:
     rows = sample_rows()
-    arrays, places = padded(rows)
+    arrays, places = pad_rows(rows)
     assert places[:2] == [[(0, 3), (5, 7)], [(0, 2), (4, 8)]]
     assert arrays["mask"].sum(1).tolist() == [5, 6, 6, 4]
     assert arrays["mask"].shape == (4, 13)

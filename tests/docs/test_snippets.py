@@ -199,11 +199,11 @@ def test_the_estimator_of_the_project_in_two_edits(tmp_path: Path) -> None:
     table.write_text(known.replace('    "credit": {\n', f'    "credit": {{\n{line}'), encoding="utf-8")
     check = (
         "from turnstile.conform.verdicts import conform, ours\n"
-        "from turnstile.lab.subjects import declared\n"
+        "from turnstile.lab.subjects import declared_subjects\n"
         "for subject in ours():\n"
         "    if 'above_median' in subject.name:\n"
         "        print(subject.name, *(each.standing for each in conform(subject)), sep=', ')\n"
-        "print(*(each.label for each in declared('above_median')), sep=', ')\n"
+        "print(*(each.label for each in declared_subjects('above_median')), sep=', ')\n"
     )
     found = subprocess.run(
         [sys.executable, "-c", check],

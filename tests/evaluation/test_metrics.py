@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from turnstile.evaluation.metrics import (
     EpisodeResult,
-    compared,
-    counted,
+    compared_rates,
     errors,
     from_group,
     max_samples,
@@ -19,6 +18,7 @@ from turnstile.evaluation.metrics import (
     pass_at_k,
     rate,
     to_metrics,
+    with_verdict,
 )
 from turnstile.types import Completion, Group, Message, Sampling, Score, Stop, Task, Trajectory, Turn
 
@@ -100,9 +100,9 @@ def test_older_results_have_their_rates_beside_the_fields() -> None:
 
 
 def test_the_rates_are_compared_in_their_order_or_else_the_outcome() -> None:
-    assert compared([episode("a"), episode("b", broken=True)]) == ("completion", "modification", "resolution")
+    assert compared_rates([episode("a"), episode("b", broken=True)]) == ("completion", "modification", "resolution")
     bare = EpisodeResult(task_id="t", sample=0, outcome=0.25, total=0.5)
-    assert compared([bare]) == ("outcome",)
+    assert compared_rates([bare]) == ("outcome",)
     assert rate([bare], "outcome").mean == 0.25
     assert (rate([bare], "solved").n_tasks, bare.value("turns")) == (0, 0.0)
 
@@ -114,7 +114,7 @@ def test_rate_weighs_tasks_the_same_and_leaves_errors_out() -> None:
 
     assert found.mean == pytest.approx((2 / 3 + 0 + 1) / 3)
     assert (found.n_tasks, found.n_episodes) == (3, 5)
-    assert (errors(results), len(counted(results))) == (2, 5)
+    assert (errors(results), len(with_verdict(results))) == (2, 5)
     assert rate([episode("a", turns=2), episode("b", turns=5)], "turns").mean == 3.5
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from turnstile.credit.base import to_tokens
 from turnstile.lab.judge import Figures, surely
-from turnstile.lab.measure import Bench, Subject, credit, enumerated, make_bench, measure
+from turnstile.lab.measure import Bench, Subject, credit, enumerate_gradient, make_bench, measure
 from turnstile.lab.play import branch_paths
 from turnstile.lab.processes import make
 from turnstile.lab.world import list_world, some_policy, truth
@@ -96,7 +96,7 @@ def test_samples_agree_with_the_list(process: str, kind: str) -> None:
     """The sampled mean of a biased estimator lies within its own uncertainty of the exact one."""
     on = bench(process, groups=600)
     subject = Subject(name=kind, estimator=resolve("credit", kind))
-    exact, noise = enumerated(lambda drawn: credit(subject, drawn)[0], on)
+    exact, noise = enumerate_gradient(lambda drawn: credit(subject, drawn)[0], on)
     gradients = on.drawn.gradients(credit(subject, on.drawn)[0])
     found = on.controls.mean(gradients)
     assert surely(found.mean - exact, found.covariance) < 3.5

@@ -9,7 +9,7 @@ import pytest
 
 from turnstile.lab.measure import make_bench, measure
 from turnstile.lab.processes import make
-from turnstile.lab.shaping import Shape, best_policy, shaped, study_shapes
+from turnstile.lab.shaping import Shape, best_policy, shaped_scores, study_shapes
 from turnstile.lab.subjects import subject
 from turnstile.lab.world import World, list_world, some_policy
 
@@ -22,7 +22,7 @@ def world(name: str) -> World:
 
 
 def totals(of: World, shape: Shape) -> np.ndarray:
-    return np.array([score.total for score in shaped(of, shape)])
+    return np.array([score.total for score in shaped_scores(of, shape)])
 
 
 @pytest.mark.parametrize("name", list(WORLDS))
@@ -30,7 +30,7 @@ def test_it_adds_the_same_to_every_episode(name: str) -> None:
     here = world(name)
     added = totals(here, "potential") - totals(here, "none")
     assert added == pytest.approx(-here.process.potential(here.process.starts[0]))
-    scores = shaped(here, "potential")
+    scores = shaped_scores(here, "potential")
     assert any(np.ptp(score.turn) > 0 for score in scores)  # and yet turns differ
 
 
@@ -50,7 +50,7 @@ def test_the_gradient_is_that_of_the_return_without_it(name: str, kind: str) -> 
     plain, with_it = (
         measure(
             subject(kind, knobs),
-            make_bench(here, some_policy(here), size=2, groups=32, scores=shaped(here, shape)),
+            make_bench(here, some_policy(here), size=2, groups=32, scores=shaped_scores(here, shape)),
             exact=True,
         )
         for shape in ("none", "potential")
@@ -69,7 +69,7 @@ def test_behind_a_gate_it_turns_the_best_policy() -> None:
     assert sorted(set((gated - plain).tolist())) == [-2.0, 0.0]
     assert best_policy(here, plain) @ plain == pytest.approx(1.0)
     assert best_policy(here, gated) @ plain == pytest.approx(0.0)
-    bench = make_bench(here, some_policy(here), size=2, groups=32, scores=shaped(here, "gated"))
+    bench = make_bench(here, some_policy(here), size=2, groups=32, scores=shaped_scores(here, "gated"))
     found = measure(subject("rloo"), bench, exact=True)
     assert found.cosine == pytest.approx(-1.0)  # 1 - 2 where it was 1, and 0 where it was 0
 
@@ -78,7 +78,7 @@ def test_behind_a_gate_it_biases_turns_also_where_episodes_keep_their_sum() -> N
     """`key_door` begins with a potential of 0, so the gate changes no total; what a turn still gets it does change."""
     here = world("key_door")
     assert totals(here, "gated") == pytest.approx(totals(here, "none"))
-    bench = make_bench(here, some_policy(here), size=2, groups=32, scores=shaped(here, "gated"))
+    bench = make_bench(here, some_policy(here), size=2, groups=32, scores=shaped_scores(here, "gated"))
     assert not measure(subject("rloo"), bench, exact=True).biased
     assert measure(subject("turn_return", BY_TURN), bench, exact=True).biased
 

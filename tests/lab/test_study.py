@@ -14,7 +14,7 @@ from turnstile.lab.figures import draw_study, draw_sweeps, to_png
 from turnstile.lab.measure import Subject
 from turnstile.lab.processes import make
 from turnstile.lab.study import Line, Setting, line_of, study, sweeps
-from turnstile.lab.subjects import declared, everyone, subject
+from turnstile.lab.subjects import declared_subjects, everyone, subject
 from turnstile.lab.table import details, direction, directions, progress, to_markdown
 from turnstile.lookup import KINDS, resolve
 
@@ -44,7 +44,7 @@ def matches(each: Subject, kind: str, knobs: object) -> bool:
 
 
 def test_a_function_of_ones_own_is_held_against_the_same(lines: list[Line]) -> None:
-    (mine,) = declared("turnstile.credit.rloo:rloo")
+    (mine,) = declared_subjects("turnstile.credit.rloo:rloo")
     assert (mine.label, mine.broken) == ("turnstile.credit.rloo:rloo", {})
     (line,) = study([mine], [Setting(process=make("stopping"), size=4, groups=128)])
     assert line.figures == lines[0].figures

@@ -28,7 +28,7 @@ def write(journal: Journal, step: int, trajectory: Trajectory) -> None:
 
 
 def found(run: Path, step: int) -> dict[Key, object]:
-    return {key: encode(trajectory) for key, trajectory in Journal(run).finished(step).items()}
+    return {key: encode(trajectory) for key, trajectory in Journal(run).finished_attempts(step).items()}
 
 
 def test_restores_finished_attempts(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_refuses_a_file_of_another_version(tmp_path: Path) -> None:
     body = {"group": one.group, "attempt": 0, "number": 0, "turn": encode(one.turns[0]), "end": None}
     Appender(tmp_path / "record").append(tmp_path / "record" / "000001-played.jsonl.gz", body)
     with pytest.raises(LedgerError, match=r"played\.jsonl\.gz was written by another version of Turnstile"):
-        journal.finished(1)
+        journal.finished_attempts(1)
 
 
 def test_drops_steps_that_checkpoints_hold(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from turnstile.lookup import KINDS, resolve
 from turnstile.rewards.base import Term, Threshold
 from turnstile.rewards.build import make_term
 from turnstile.rewards.check import check_rewards
-from turnstile.rewards.compose import failed, gated
+from turnstile.rewards.compose import failure_score, gated
 from turnstile.types import Score, Task, Trajectory
 
 
@@ -31,7 +31,7 @@ def _peeks(task: Task, trajectory: Trajectory) -> float:
 def _forgets(terms: list[Term], task: Task, trajectory: Trajectory) -> Score:
     score = gated(terms, task, trajectory)
     if score.outcome is None:
-        return Score(outcome={"agent": 0.0}, turn=failed(trajectory).turn, total=0.0)
+        return Score(outcome={"agent": 0.0}, turn=failure_score(trajectory).turn, total=0.0)
     return Score(outcome=score.outcome, turn=score.turn[:-1], total=score.total)
 
 

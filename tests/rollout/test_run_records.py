@@ -113,7 +113,7 @@ async def test_records_the_action_in_which_infrastructure_failed(tmp_path: Path)
     broken = player(lambda: FakeEnv({"step": SandboxError("gone")}), says("look"), retries=0)
     await broken.groups(tasks(1), 1, label="train/1", seed=0, callback=records.callback(1))
     assert rows(tmp_path, "state", "turns", "tokens") == [("given_up", 1, 5)]
-    ((_, end),) = records.journal.finished(1).items()
+    ((_, end),) = records.journal.finished_attempts(1).items()
     assert (end.stop, [turn.stage for turn in end.turns]) == (Stop.ERROR, [Stage.DELIVERED])
     records.close()
 
@@ -171,5 +171,5 @@ def test_several_threads_record_at_once(tmp_path: Path) -> None:
     assert commits
     assert rows(tmp_path, "state", "begun", "turns", "tokens") == [("finished", 1, 2, 5)] * 120
     for step in (1, 2, 3):
-        assert [len(found.turns) for found in records.journal.finished(step).values()] == [2] * 40
+        assert [len(found.turns) for found in records.journal.finished_attempts(step).values()] == [2] * 40
     records.close()

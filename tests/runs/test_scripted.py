@@ -5,7 +5,7 @@ import pytest
 from turnstile.agents.parsing.hermes import HermesParser
 from turnstile.agents.parsing.lines import LineParser
 from turnstile.errors import TaskError
-from turnstile.runs.scripted import said
+from turnstile.runs.scripted import write_action
 from turnstile.swe.envs.swe import TOOLS
 from turnstile.tasks.demonstration import call
 from turnstile.types import Task
@@ -21,6 +21,6 @@ def test_an_action_that_the_syntax_cannot_express_is_refused() -> None:
         call("fix", old="a", new=" b"),
     ):
         with pytest.raises(TaskError, match=r"task t: its script's action 'fix .* take agent\.renderer=chat"):
-            said(TASK, action, LineParser(), TOOLS)
-        assert HermesParser().parse(said(TASK, action, HermesParser(), TOOLS), TOOLS).tool_calls
-    assert said(TASK, call("fix", old="a < b", new=""), LineParser(), TOOLS) == "fix a < b ->"
+            write_action(TASK, action, LineParser(), TOOLS)
+        assert HermesParser().parse(write_action(TASK, action, HermesParser(), TOOLS), TOOLS).tool_calls
+    assert write_action(TASK, call("fix", old="a < b", new=""), LineParser(), TOOLS) == "fix a < b ->"

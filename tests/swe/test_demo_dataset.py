@@ -11,7 +11,7 @@ from turnstile.swe.bug import Bug
 from turnstile.swe.bugs.candidates import DEMO_FILTER
 from turnstile.swe.bugs.mutate import TOKEN_KINDS
 from turnstile.swe.demo_dataset import HELD_OUT, TRAIN, Ingredient
-from turnstile.swe.split import mixed
+from turnstile.swe.split import shuffle_tasks
 from turnstile.tasks.base import load_tasks
 
 DATA = Path(__file__).parents[2] / "data" / "demo"
@@ -38,7 +38,7 @@ def test_every_task_is_a_small_bug_of_a_named_package(name: str) -> None:
         assert bug.new in bug.buggy
         assert len(bug.buggy) - len(bug.fixed) == len(bug.new) - len(bug.old)
         assert "\n" not in bug.buggy + bug.fixed + bug.message
-    assert tasks == mixed(tasks)
+    assert tasks == shuffle_tasks(tasks)
     assert (DATA / name).stat().st_size < 2_000_000
 
 

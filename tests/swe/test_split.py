@@ -5,7 +5,7 @@ import pytest
 from turnstile.errors import TaskError
 from turnstile.swe.bug import Bug
 from turnstile.swe.formats.instance import Instance, as_task
-from turnstile.swe.split import by_function, by_package, mixed
+from turnstile.swe.split import by_function, by_package, shuffle_tasks
 from turnstile.types import Task
 
 
@@ -47,8 +47,10 @@ def test_a_growing_file_moves_no_task() -> None:
     train, _ = by_function(TASKS, 0.5)
     some, _ = by_function(TASKS[::3], 0.5)
     assert set(functions(some)) <= set(functions(train))
-    order = [item.id for item in mixed(TASKS)]
-    assert [item.id for item in mixed(TASKS[::3])] == [i for i in order if i in {item.id for item in TASKS[::3]}]
+    order = [item.id for item in shuffle_tasks(TASKS)]
+    assert [item.id for item in shuffle_tasks(TASKS[::3])] == [
+        i for i in order if i in {item.id for item in TASKS[::3]}
+    ]
 
 
 def test_the_share_may_be_zero_or_one() -> None:
@@ -72,11 +74,11 @@ def test_packages_are_held_out_by_name_or_share() -> None:
 
 
 def test_mixed_is_a_fair_sample_from_the_start() -> None:
-    order = mixed(TASKS, seed=4)
+    order = shuffle_tasks(TASKS, seed=4)
     assert sorted(map(id, order)) == sorted(map(id, TASKS))
     assert len({Bug.of(item).package for item in order[:40]}) == 8
-    assert mixed(TASKS[::-1], seed=4) == order
-    assert mixed(TASKS, seed=5) != order
+    assert shuffle_tasks(TASKS[::-1], seed=4) == order
+    assert shuffle_tasks(TASKS, seed=5) != order
 
 
 def test_a_task_of_another_kind_is_refused() -> None:

@@ -15,7 +15,7 @@ from turnstile.swe.bugs.make import Made
 from turnstile.swe.grading import notes
 from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.grading.notes import failed_before
-from turnstile.swe.split import mixed
+from turnstile.swe.split import shuffle_tasks
 from turnstile.swe.try_tasks import Step, Tried, try_tasks
 from turnstile.types import Task
 
@@ -102,7 +102,7 @@ async def test_one_unsound_task_does_not_make_its_package_unusable(
     made: Made, broken: Callable[..., Task], grader: CodeGrader
 ) -> None:
     tasks = [broken(f2p=["tests/test_tiny.py::gone"]), *made.tasks]
-    seed = next(seed for seed in count() if mixed(tasks, seed)[0].id == "broken")
+    seed = next(seed for seed in count() if shuffle_tasks(tasks, seed)[0].id == "broken")
     (checked,) = await try_tasks(tasks, seed=seed, grader=grader)
     assert ([one.task.id for one in checked.off], len(checked.sound), checked.usable) == (["broken"], 1, True)
 

@@ -94,8 +94,13 @@ def _forgeries(renderer: Renderer) -> Iterator[str]:
 
 def _text_marks(renderer: Renderer, tokenizer: Tokenizer) -> set[str]:
     """Return the marks that the layout writes in ordinary text, like `[INST]`."""
-    said = [Message(role="system", content=_SAID), _user(_SAID), Message(role="assistant", content=_SAID), _user(_SAID)]
-    layout = tokenizer.decode(renderer.prompt(said, ()).tolist(), skip_special_tokens=False)
+    messages = [
+        Message(role="system", content=_SAID),
+        _user(_SAID),
+        Message(role="assistant", content=_SAID),
+        _user(_SAID),
+    ]
+    layout = tokenizer.decode(renderer.prompt(messages, ()).tolist(), skip_special_tokens=False)
     return text_marks(layout, _SAID, marks_of(tokenizer))
 
 
@@ -122,15 +127,15 @@ def _quoting(text: str) -> list[list[Message]]:
     """Return a conversation for each of these places, with the text there."""
     call = ToolCall(id="call00000", name=LOOK_UP.name, arguments={"word": "x"})
 
-    def called(call: ToolCall, answer: str = "found") -> list[Message]:
+    def call_messages(call: ToolCall, answer: str = "found") -> list[Message]:
         return [_user("Go."), Message(role="assistant", tool_calls=(call,)), _result(answer)]
 
     return [
         [Message(role="system", content=text), _user("Go.")],
         [_user(text)],
-        called(call, text),
-        called(replace(call, arguments={"word": text})),
-        called(replace(call, name=text)),
+        call_messages(call, text),
+        call_messages(replace(call, arguments={"word": text})),
+        call_messages(replace(call, name=text)),
     ]
 
 

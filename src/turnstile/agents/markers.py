@@ -54,7 +54,7 @@ class Markers:
     """The marks that quoted text must not write: those in `foreign`, and in an assistant's words those in `own`.
 
     An assistant may write other marks, like the one that begins a tool call. `text` names foreign marks that a layout
-    writes in ordinary text. Texts go through `quoted`, then through any template, then through `encode`. A name that
+    writes in ordinary text. Texts go through `quote`, then through any template, then through `encode`. A name that
     stands for a mark is made of ASCII letters and digits, which templates trim, escape and put into JSON unchanged.
     """
 
@@ -81,7 +81,7 @@ class Markers:
         self._drops_blank = self._begins_with_blank or shown != " x"
         self._all = tuple(marks_of(tokenizer))
 
-    def quoted(self, text: str, *, own: bool = False) -> str:
+    def quote(self, text: str, *, own: bool = False) -> str:
         """Return the text with a name in the place of each mark."""
         return (self._own if own else self._foreign).sub(lambda found: self._names[found[0]], text)
 
@@ -90,10 +90,10 @@ class Markers:
         own = message.role == "assistant"
         return replace(
             message,
-            content=self.quoted(message.content, own=own),
-            reasoning=message.reasoning and self.quoted(message.reasoning, own=own),
+            content=self.quote(message.content, own=own),
+            reasoning=message.reasoning and self.quote(message.reasoning, own=own),
             tool_calls=tuple(
-                replace(call, name=self.quoted(call.name), arguments=self.within(call.arguments))
+                replace(call, name=self.quote(call.name), arguments=self.within(call.arguments))
                 for call in message.tool_calls
             ),
         )
@@ -102,17 +102,17 @@ class Markers:
         """Return the tool with its name, description and schema quoted."""
         return replace(
             tool,
-            name=self.quoted(tool.name),
-            description=self.quoted(tool.description),
+            name=self.quote(tool.name),
+            description=self.quote(tool.description),
             schema=self.within(tool.schema),
         )
 
     def within(self, value: Any) -> Any:
         """Return a JSON value with every text in it quoted, keys too."""
         if isinstance(value, str):
-            return self.quoted(value)
+            return self.quote(value)
         if isinstance(value, Mapping):
-            return {self.quoted(str(key)): self.within(item) for key, item in value.items()}
+            return {self.quote(str(key)): self.within(item) for key, item in value.items()}
         return [self.within(item) for item in value] if isinstance(value, list | tuple) else value
 
     def encode(self, text: str, *, after: str = "") -> I32:
@@ -132,7 +132,7 @@ class Markers:
         ids: list[int] = []
         for place, chunk in enumerate(chunks):
             if chunk:
-                ids += self._continued(chunk) if place or goes_on else self._ids(chunk)
+                ids += self._continuation_ids(chunk) if place or goes_on else self._ids(chunk)
         return np.asarray(ids, dtype=np.int32)
 
     def decode(self, ids: I32) -> str:
@@ -142,7 +142,7 @@ class Markers:
             return self._tokenizer.decode(known, skip_special_tokens=False)
         return self._tokenizer.decode([*self._before, *known], skip_special_tokens=False).removeprefix(_BEFORE)
 
-    def _continued(self, text: str) -> list[int]:
+    def _continuation_ids(self, text: str) -> list[int]:
         """Return the ids of a text that goes on from ordinary text."""
         if not self._begins_with_blank:
             return self._ids(text)

@@ -131,7 +131,7 @@ class ChatRenderer:
 
     def completion(self, text: str) -> I32:
         """Return the ids of `text` and the end marker."""
-        return self._markers.encode(self._markers.quoted(text, own=True) + self.end, after=self._head)
+        return self._markers.encode(self._markers.quote(text, own=True) + self.end, after=self._head)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, head: bool = True) -> str:
         """Return the text of a conversation, with names in place of the marks that its messages quote."""
@@ -191,9 +191,9 @@ class ChatRenderer:
 
     def _probe(self) -> None:
         """Find out which roles and fields the template supports, by rendering with and without them."""
-        said = Message(role="assistant", content="ok")
+        reply = Message(role="assistant", content="ok")
         self._knows_system = self._shows([Message(role="system", content=_PROBE), _USER])
-        self._knows_reasoning = self._shows([_USER, replace(said, reasoning=_PROBE)], head=False)
+        self._knows_reasoning = self._shows([_USER, replace(reply, reasoning=_PROBE)], head=False)
         called = Message(role="assistant", tool_calls=(_CALL,))
         self._native_calls = self._shows([_USER], (_TOOL,)) and self._reads(called)
         answer = Message(role="tool", content=_THOUGHT, tool_call_id=_CALL.id)
@@ -235,13 +235,15 @@ class ChatRenderer:
         answer = Message(role="tool", content=_THOUGHT, tool_call_id=_CALL.id)
         shown = self._render([_USER, called, answer], (_TOOL,), head=False) + self._render([_USER], (_TOOL,))
         laid_out = {mark for mark in tokens if mark.strip() and mark in shown}
-        said: list[Message] = [Message(role=role, content=_PROBE) for role in ("system", "user", "assistant", "user")]
+        messages: list[Message] = [
+            Message(role=role, content=_PROBE) for role in ("system", "user", "assistant", "user")
+        ]
         spoken = self.parser.write(called, (_TOOL,)) + self.parser.instructions((_TOOL,))
         return Markers(
             self.tokenizer,
             foreign=special | laid_out,
             own={mark for mark in special if mark not in spoken},
-            text=text_marks(self._render(said, ()), _PROBE, tokens),
+            text=text_marks(self._render(messages, ()), _PROBE, tokens),
         )
 
     def _find_end(self) -> tuple[str, int]:

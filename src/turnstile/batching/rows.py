@@ -30,19 +30,19 @@ def _row(trajectory: Trajectory, advantages: Sequence[F32], begin: int, end: int
     pieces = list(zip(range(begin, end), turns, advantages[begin:end], strict=True))
     return Row(
         token_ids=_concat([(t.context_ids, t.completion.token_ids) for t in turns], np.int32),
-        loss_mask=_concat([(_filled(t.context_ids, False), _trained_mask(t)) for t in turns], bool),
-        logprobs=_concat([(_filled(t.context_ids, 0), t.completion.logprobs) for t in turns], np.float32),
-        advantages=_concat([(_filled(t.context_ids, 0), a) for _, t, a in pieces], np.float32),
+        loss_mask=_concat([(_fill(t.context_ids, False), _trained_mask(t)) for t in turns], bool),
+        logprobs=_concat([(_fill(t.context_ids, 0), t.completion.logprobs) for t in turns], np.float32),
+        advantages=_concat([(_fill(t.context_ids, 0), a) for _, t, a in pieces], np.float32),
         turn_ids=_concat(
-            [(_filled(t.context_ids, -1), _filled(t.completion.token_ids, k)) for k, t, _ in pieces], np.int32
+            [(_fill(t.context_ids, -1), _fill(t.completion.token_ids, k)) for k, t, _ in pieces], np.int32
         ),
-        versions=_concat([(_filled(t.context_ids, 0), t.completion.versions) for t in turns], np.int32),
+        versions=_concat([(_fill(t.context_ids, 0), t.completion.versions) for t in turns], np.int32),
         origin=trajectory.key,
         temperature=_temperature(turns),
     )
 
 
-def _filled(like: I32, value: float | bool) -> np.ndarray:
+def _fill(like: I32, value: float | bool) -> np.ndarray:
     return np.full(len(like), value)
 
 

@@ -75,8 +75,8 @@ def conform_command(
     console.print(to_table(verdicts))
     counts = Counter(each.standing for each in verdicts)
     words: Mapping[Standing, str] = {"holds": "hold", "does not apply": "do not apply"}
-    told = (f"{counts[each]} {words.get(each, each)}" for each in MARKS if counts[each])
-    console.print(Text(f"{name}: {', '.join(told)}"))
+    totals = (f"{counts[each]} {words.get(each, each)}" for each in MARKS if counts[each])
+    console.print(Text(f"{name}: {', '.join(totals)}"))
     return 1 if counts["broken"] else 0
 
 

@@ -80,7 +80,7 @@ def import_conversations(
                     left_out[why] += 1
                     continue
                 turns.append(sum(one.trainable))
-                yield json.dumps(chat.write(one), ensure_ascii=False)
+                yield json.dumps(chat.to_row(one), ensure_ascii=False)
         if not turns:
             why = "; ".join(_reasons(left_out, bad)) or "it holds none"
             raise TaskError(f"{source}: no conversation is left to write ({why})")

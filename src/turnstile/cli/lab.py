@@ -20,9 +20,9 @@ from turnstile.lab.figures import draw_study, to_png
 from turnstile.lab.loss_study import (
     DRIFTS,
     GAPS,
-    declared_factors,
     every_factor,
     factor_subject,
+    multiplier_subjects,
     study_factors,
     study_losses,
 )
@@ -30,7 +30,7 @@ from turnstile.lab.losses import LossSubject, declared_losses, every_loss, loss_
 from turnstile.lab.measure import Subject
 from turnstile.lab.processes import PROCESSES, make
 from turnstile.lab.study import Line, Setting, study
-from turnstile.lab.subjects import declared, everyone, subject
+from turnstile.lab.subjects import declared_subjects, everyone, subject
 from turnstile.lab.table import Grid, details, directions, learning, progress, to_rich
 from turnstile.lab.world import list_world
 from turnstile.wiring.kinds import bind
@@ -144,7 +144,7 @@ def read_words(words: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _estimators(words: Sequence[str]) -> list[Subject]:
-    return _read("credit", words, subject, declared) if words else everyone()
+    return _read("credit", words, subject, declared_subjects) if words else everyone()
 
 
 def _losses(words: Sequence[str]) -> list[LossSubject]:
@@ -153,7 +153,7 @@ def _losses(words: Sequence[str]) -> list[LossSubject]:
 
 def _multipliers(words: Sequence[str]) -> list[LossSubject]:
     bare, *_ = found = every_factor()
-    return [bare, *_read("loss_multiplier", words, factor_subject, declared_factors)] if words else found
+    return [bare, *_read("loss_multiplier", words, factor_subject, multiplier_subjects)] if words else found
 
 
 def _read(

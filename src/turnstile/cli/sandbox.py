@@ -99,8 +99,8 @@ def serve(
     """
     module = importlib.import_module("turnstile.sandboxes.http.server")  # needs an extra
     section = section_of(kind, knobs)
-    token, told = find_token(token_file)
-    if told is None and not module.is_loopback(host):
+    token, token_source = find_token(token_file)
+    if token_source is None and not module.is_loopback(host):
         raise ConfigError(
             f"other machines can reach {host}, so a token must be given: --token-file FILE, or {module.TOKEN}"
         )
@@ -118,17 +118,17 @@ def serve(
         templates_mb=templates_mb,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    asyncio.run(serve_until_told(server, host, port, kind, told or f"token: {token}"))
+    asyncio.run(serve_until_stopped(server, host, port, kind, token_source or f"token: {token}"))
 
 
-async def serve_until_told(server: Any, host: str, port: int, kind: str, told: str) -> None:
+async def serve_until_stopped(server: Any, host: str, port: int, kind: str, token_line: str) -> None:
     """Serve until the process is interrupted or terminated."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with server.listening(host, port) as url:
-        click.echo(f"sandboxes of kind {kind!r} are served at {url}\n{told}")
+        click.echo(f"sandboxes of kind {kind!r} are served at {url}\n{token_line}")
         await stop.wait()
         click.echo("closing all sandboxes")
 
@@ -178,7 +178,7 @@ def prune(daemon: str | None, everybodys: bool, images: bool) -> None:
         return
     try:
         found = engine.find(everybodys=everybodys)
-        engine.clear(found)
+        engine.remove_all(found)
         click.echo(
             f"containers: {len(found.containers)} removed, {len(found.images)} snapshots, {len(found.volumes)} volumes"
         )

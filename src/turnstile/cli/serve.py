@@ -57,10 +57,10 @@ def serve(
         raise ConfigError(f"other machines can reach {host}, so clients must have a key: set {module.TOKEN_VARIABLE}")
     make_server = importlib.import_module("turnstile.runs.serve").make_server
     server = make_server(model, overrides, name=name, token=token, renderer=renderer, weights_from=weights_from)
-    asyncio.run(_until_told(server, host, port, name or model))
+    asyncio.run(_serve_until_stopped(server, host, port, name or model))
 
 
-async def _until_told(server: Any, host: str, port: int, name: str) -> None:
+async def _serve_until_stopped(server: Any, host: str, port: int, name: str) -> None:
     """Wait until the process is interrupted or terminated."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -187,8 +187,8 @@ def show_tokens(console: Console, episode: Episode, tokenizer: Tokenizer | None)
     console.print(table)
     sampled = [line for line in lines if line.turn >= 0]
     gaps = [abs(line.new - line.old) for line in sampled if line.new is not None and line.old is not None]
-    told = f"{len(lines)} tokens, {len(sampled)} sampled, {sum(line.trained for line in lines)} in the loss mask"
-    console.print(Text(told + (f"; mean |new - old| {np.mean(gaps):.2g}" if gaps else "")))
+    totals = f"{len(lines)} tokens, {len(sampled)} sampled, {sum(line.trained for line in lines)} in the loss mask"
+    console.print(Text(totals + (f"; mean |new - old| {np.mean(gaps):.2g}" if gaps else "")))
     if sampled and all(line.weight == 0 for line in sampled):
         console.print(Text("every weight is 0: its group had no signal, so nothing of it was trained"))
 

@@ -21,7 +21,7 @@ from turnstile.swe.bugs.candidates import DEMO_FILTER, Filter
 from turnstile.swe.bugs.make import Progress
 from turnstile.swe.bugs.make import make as make_tasks
 from turnstile.swe.bugs.mutate import KINDS, TOKEN_KINDS
-from turnstile.swe.split import by_function, by_package, mixed
+from turnstile.swe.split import by_function, by_package, shuffle_tasks
 from turnstile.swe.try_tasks import Step, Tried, try_tasks
 from turnstile.tasks.base import load_tasks, write_tasks
 
@@ -231,7 +231,7 @@ def split(
     for name, path, half in zip(("train", "held out"), (train_file, heldout_file), halves, strict=True):
         if not half:
             raise TaskError(f"{file}: no task is left to be {'trained on' if name == 'train' else 'held out'}")
-        click.echo(f"{name}: {write_tasks(path, mixed(half, seed))} tasks in {path}")
+        click.echo(f"{name}: {write_tasks(path, shuffle_tasks(half, seed))} tasks in {path}")
 
 
 @click.command("list")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from turnstile.conform.padded import Function, label, roles
-from turnstile.credit.invariants import DoesNotApply, Finding, examine, goes
+from turnstile.credit.invariants import DoesNotApply, Finding, examine, format_change
 from turnstile.credit.stats import F64
 from turnstile.errors import ConfigError
 
@@ -102,7 +102,7 @@ Look = Callable[[Rows], Slopes]
 
 def slopes(function: Function, wanted: Mapping[str, str], by: str, rows: Rows) -> Slopes:
     """Return the gradient of the loss of `rows` by what `by` names."""
-    arrays, places = padded(rows)
+    arrays, places = pad_rows(rows)
     leaf = arrays[by].requires_grad_()
     mask = arrays["mask"]
     result = function(**{name: arrays[role] for name, role in wanted.items()})
@@ -116,7 +116,7 @@ def slopes(function: Function, wanted: Mapping[str, str], by: str, rows: Rows) -
     return Slopes(actions=actions, masked=values[mask.numpy() == 0])
 
 
-def padded(rows: Rows) -> tuple[dict[str, Any], list[list[tuple[int, int]]]]:
+def pad_rows(rows: Rows) -> tuple[dict[str, Any], list[list[tuple[int, int]]]]:
     """Return the tensors f64[B, L] of `rows`, and the position of each turn in its row."""
     shape = rows.shape
     length = max(sum(turns) + rows.gap * len(turns) for turns in shape) + rows.pad
@@ -215,5 +215,5 @@ def _differ(what: str, expected: Slopes, actual: Slopes) -> str | None:
             gap = np.nan_to_num(np.abs(turn - other), nan=np.inf)
             if gap.max() > worst and not np.allclose(turn, other, rtol=1e-5, atol=1e-9):
                 worst, n = float(gap.max()), int(gap.argmax())
-                seen = f"{what}, the gradient at turn {k} of row {r} {goes(turn[n], other[n])}"
+                seen = f"{what}, the gradient at turn {k} of row {r} {format_change(turn[n], other[n])}"
     return seen

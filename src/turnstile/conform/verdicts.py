@@ -17,7 +17,7 @@ from turnstile.conform.padded_losses import examine_padded_loss
 from turnstile.credit.base import GIVEN as CREDIT_GIVEN
 from turnstile.credit.base import SHAPE
 from turnstile.credit.check import examine_estimator
-from turnstile.credit.invariants import DoesNotApply, Finding, declared
+from turnstile.credit.invariants import DoesNotApply, Finding, declarations
 from turnstile.errors import ConfigError, TurnstileError
 from turnstile.lookup import resolve
 from turnstile.losses.check import examine_loss
@@ -146,7 +146,7 @@ def ours() -> list[Subject]:
             exempt=each.exempt,
         )
         for room, form in ROOMS.items()
-        for each in declared(room)
+        for each in declarations(room)
     ]
 
 

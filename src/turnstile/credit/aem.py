@@ -10,7 +10,7 @@ import numpy as np
 
 from turnstile.credit.base import EQUAL, Advantages, Scores
 from turnstile.credit.invariants import WHOLE_STEP, at, declare
-from turnstile.credit.stats import F64, Flags, Of, Scale, check_knob, check_range, normaliser, relative
+from turnstile.credit.stats import F64, Eps, Flags, Of, Scale, check_knob, check_range, normaliser, relative
 from turnstile.credit.turns import Turns, turns_of
 from turnstile.types import Group
 
@@ -26,7 +26,7 @@ def aem(
     of: Of = "outcome",
     scale: Scale = "std",
     ddof: int = 1,
-    eps: float = 1e-6,
+    eps: Eps = 1e-6,
 ) -> Advantages:
     """A_{i,t} = A_i w_{i,t}, w = exp(-strength U_t) / mean exp(-strength U) (AEM, arXiv 2605.00425).
 
@@ -49,7 +49,7 @@ def aem(
     check_range("aem", 0.0, np.inf, strength=strength)
     step = turns_of(groups, scores)
     own = relative("aem", groups, scores, normaliser("aem", scale, ddof=ddof, eps=eps), of=of)[step.trajectory]
-    takes_part = (step.counted | step.learning) & step.valued
+    takes_part = (step.in_baseline | step.in_gradient) & step.valued
     unsure = np.zeros_like(own)
     unsure[takes_part] = _unsure(step, takes_part, measure)
 
@@ -60,7 +60,7 @@ def aem(
         raw = np.exp(-strength * (values - low) / (high - low)) if high - low >= EQUAL else np.ones_like(values)
         return np.asarray(raw / raw[counted].mean(), dtype=np.float64)
 
-    known = replace(step, counted=step.counted & step.valued)
+    known = replace(step, in_baseline=step.in_baseline & step.valued)
     labels = step.group.tolist() if among == "group" else [0] * len(own)
     return step.to_tokens(own * known.within(labels, unsure, weights))
 

@@ -105,7 +105,7 @@ def reads(knob: str) -> Callable[[_Function], _Function]:
     return mark
 
 
-def named(turn: Turn, signal: str) -> str:
+def signal_name(turn: Turn, signal: str) -> str:
     """Return a turn's signal as a string; "" if it is missing or False. 0 is a valid name."""
     value = turn.signals.get(signal)
     return "" if value is None or value is False else str(value)

@@ -8,7 +8,7 @@ import numpy as np
 
 from turnstile.credit.base import Advantages, Scores
 from turnstile.credit.lineage import common
-from turnstile.credit.stats import F64, Flags, Of, Scale, members, normaliser
+from turnstile.credit.stats import F64, Eps, Flags, Of, Scale, group_rewards, normaliser
 from turnstile.types import Group
 
 
@@ -19,7 +19,7 @@ def branch(
     of: Of = "total",
     scale: Scale = "std",
     ddof: int = 1,
-    eps: float = 1e-6,
+    eps: Eps = 1e-6,
 ) -> Advantages:
     """Group-relative advantages; a token that several branches share gets their mean (ARPO, arXiv 2507.19849).
 
@@ -32,8 +32,8 @@ def branch(
     normalise = normaliser("branch", scale, ddof=ddof, eps=eps)
     advantages: Advantages = []
     for group, group_scores in zip(groups, scores, strict=True):
-        m = members(group, group_scores, of)
-        advantages += _shared_means(group, normalise(m.values, m.counted), m.counted, m.learning)
+        m = group_rewards(group, group_scores, of)
+        advantages += _shared_means(group, normalise(m.values, m.in_baseline), m.in_baseline, m.in_gradient)
     return advantages
 
 

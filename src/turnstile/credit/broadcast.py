@@ -9,7 +9,7 @@ import numpy as np
 
 from turnstile.credit.base import Advantages, Scores
 from turnstile.credit.invariants import at, declare
-from turnstile.credit.stats import Of, Scale, check_knob, normaliser, relative
+from turnstile.credit.stats import Eps, Of, Scale, check_knob, normaliser, relative
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
@@ -23,7 +23,7 @@ def broadcast(
     of: Of = "outcome",
     scale: Scale = "std",
     ddof: int = 1,
-    eps: float = 1e-6,
+    eps: Eps = 1e-6,
 ) -> Advantages:
     """A_{i,t} = (R_i - mean) / (std + eps), given to every turn t (Flow-GRPO of AgentFlow, arXiv 2510.05592).
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from turnstile.credit.base import Advantages, Estimator, Scores, estimate
-from turnstile.credit.invariants import Finding, Part, broken, declared, examine, goes
+from turnstile.credit.invariants import Finding, Part, broken, declarations, examine, format_change
 from turnstile.credit.samples import (
     sample_aux,
     sample_group,
@@ -27,7 +27,7 @@ from turnstile.credit.samples import (
 )
 from turnstile.types import F32, Group, Score, Stop, Trajectory
 
-DECLARED = declared("credit")
+DECLARED = declarations("credit")
 """Every kind of the table with the knobs that it declares, and the invariants that cannot hold then."""
 
 
@@ -229,7 +229,7 @@ def _differ(what: str, groups: Sequence[Group], expected: Advantages, actual: Ad
         gap = np.nan_to_num(np.abs(x - y), nan=np.inf)
         if len(gap) and gap.max() > worst:
             worst, n = float(gap.max()), int(gap.argmax())
-            found = f"{what}, the advantage of {place} {goes(x[n], y[n])}"
+            found = f"{what}, the advantage of {place} {format_change(x[n], y[n])}"
     return found
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from turnstile.credit.base import EQUAL, Advantages, Scores
 from turnstile.credit.invariants import WHOLE_STEP, at, declare
-from turnstile.credit.stats import F64, Of, Scale, centred, check_range, normaliser, relative
+from turnstile.credit.stats import F64, Eps, Of, Scale, centred, check_range, normaliser, relative
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
@@ -27,7 +27,7 @@ def empg(
     of: Of = "total",
     scale: Scale = "std",
     ddof: int = 1,
-    eps: float = 1e-6,
+    eps: Eps = 1e-6,
 ) -> Advantages:
     """A_{i,t} = A_i g(H_t) + zeta f(H_{t+1}), then centred over the step (EMPG, arXiv 2509.09265).
 
@@ -42,8 +42,8 @@ def empg(
     check_range("empg", 0.0, np.inf, k=k, k_future=k_future, zeta=zeta)
     step = turns_of(groups, scores)
     own = relative("empg", groups, scores, normaliser("empg", scale, ddof=ddof, eps=eps), of=of)[step.trajectory]
-    takes_part = (step.counted | step.learning) & step.valued
-    counted = step.counted & step.valued
+    takes_part = (step.in_baseline | step.in_gradient) & step.valued
+    counted = step.in_baseline & step.valued
     if not counted.any():
         return step.to_tokens(np.zeros_like(own))
     entropies: F64 = np.zeros_like(own)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from turnstile.credit.base import Advantages, Scores
-from turnstile.credit.stats import Of, Scale, normaliser, relative, standardised
+from turnstile.credit.stats import Eps, Of, Scale, normaliser, relative, standardised
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
@@ -20,7 +20,7 @@ def entropy_aware(
     of: Of = "total",
     scale: Scale = "std",
     ddof: int = 1,
-    eps: float = 1e-6,
+    eps: Eps = 1e-6,
 ) -> Advantages:
     """Scale the advantage of each token by its normalised entropy (AEPO, arXiv 2510.14545).
 
@@ -35,7 +35,7 @@ def entropy_aware(
     step = turns_of(groups, scores)
     normalise = normaliser("entropy_aware", scale, ddof=ddof, eps=eps)
     own = relative("entropy_aware", groups, scores, normalise, of=of)[step.trajectory]
-    takes_part = (step.counted | step.learning) & step.valued
+    takes_part = (step.in_baseline | step.in_gradient) & step.valued
     found = iter(step.entropies("entropy_aware", takes_part))
     entropies = [
         next(found) if part else np.zeros(len(turn.completion.token_ids))
@@ -46,8 +46,8 @@ def entropy_aware(
         turns = np.flatnonzero(step.group == group)
         if not len(turns):
             continue
-        counted = np.repeat((step.counted & step.valued)[turns], [len(entropies[t]) for t in turns])
+        counted = np.repeat((step.in_baseline & step.valued)[turns], [len(entropies[t]) for t in turns])
         z = standardised(np.concatenate([entropies[t] for t in turns]), counted, ddof=ddof, eps=eps)
         for t, values in zip(turns, np.split(z, np.cumsum([len(entropies[t]) for t in turns])[:-1]), strict=True):
-            result[t] = own[t] * (1.0 + alpha * values) * step.learning[t]
+            result[t] = own[t] * (1.0 + alpha * values) * step.in_gradient[t]
     return step.split(result)

@@ -9,7 +9,7 @@ import numpy as np
 
 from turnstile.credit.base import Advantages, Scores, learned
 from turnstile.credit.invariants import CRITIC, WHOLE_STEP, at, declare
-from turnstile.credit.stats import F64, Scale, check_knob, check_range
+from turnstile.credit.stats import F64, Eps, Scale, check_knob, check_range
 from turnstile.credit.turns import Turns, turns_of
 from turnstile.types import Group
 
@@ -25,7 +25,7 @@ def _gae_targets(
     **_: Any,
 ) -> Advantages:
     step = turns_of(groups, scores)
-    values = step.learned("gae", aux, "values")
+    values = step.token_predictions("gae", aux, "values")
     return _targets(step, values, _by_token(step, values, gamma, lam, bootstrap))
 
 
@@ -44,7 +44,7 @@ def gae(
     lam: float = 0.95,
     bootstrap: bool = False,
     scale: Scale = "none",
-    eps: float = 1e-8,
+    eps: Eps = 1e-8,
 ) -> Advantages:
     """A_n = sum_k (gamma lam)^k delta_{n+k}, delta_n = r_n + gamma V_{n+1} - V_n (GAE, arXiv 1506.02438).
 
@@ -61,7 +61,7 @@ def gae(
     check_range("gae", 0.0, 1.0, gamma=gamma, lam=lam)
     check_knob("gae", "scale", scale, ("std", "none"))
     step = turns_of(groups, scores)
-    raw = _by_token(step, step.learned("gae", aux, "values"), gamma, lam, bootstrap)
+    raw = _by_token(step, step.token_predictions("gae", aux, "values"), gamma, lam, bootstrap)
     return step.split(step.over_tokens(raw, scale, eps, among=step.valued))
 
 
@@ -76,7 +76,7 @@ def _turn_gae_targets(
     **_: Any,
 ) -> Advantages:
     step = turns_of(groups, scores)
-    values = step.learned("turn_gae", aux, "values")
+    values = step.token_predictions("turn_gae", aux, "values")
     found = [np.full(len(own), np.nan) for own in values]  # the value of a turn is that of its first token
     first = _ends(values, 0)
     for own, value, advantage in zip(found, first, _by_turn(step, first, gamma, lam, bootstrap), strict=True):
@@ -95,7 +95,7 @@ def turn_gae(
     lam: float = 0.95,
     bootstrap: bool = False,
     scale: Scale = "none",
-    eps: float = 1e-8,
+    eps: Eps = 1e-8,
 ) -> Advantages:
     """Compute GAE over turns (Turn-PPO, arXiv 2512.17008; VL-DAC, arXiv 2508.04280).
 
@@ -110,7 +110,7 @@ def turn_gae(
     check_range("turn_gae", 0.0, 1.0, gamma=gamma, lam=lam)
     check_knob("turn_gae", "scale", scale, ("std", "none"))
     step = turns_of(groups, scores)
-    values = step.learned("turn_gae", aux, "values")
+    values = step.token_predictions("turn_gae", aux, "values")
     turns = _by_turn(step, _ends(values, 0), gamma, lam, bootstrap)
     raw = [np.full(len(own), value) for own, value in zip(values, turns, strict=True)]
     return step.split(step.over_tokens(raw, scale, eps, among=step.valued))
@@ -129,7 +129,7 @@ def _bilevel_targets(
     **_: Any,
 ) -> Advantages:
     step = turns_of(groups, scores)
-    values = step.learned("bilevel_gae", aux, "values")
+    values = step.token_predictions("bilevel_gae", aux, "values")
     turns = _by_turn(step, _ends(values, -1), gamma, lam, bootstrap)
     return _targets(step, values, _inside(step, values, turns, token_gamma, token_lam))
 
@@ -147,7 +147,7 @@ def bilevel_gae(
     token_lam: float = 0.95,
     bootstrap: bool = False,
     scale: Scale = "none",
-    eps: float = 1e-8,
+    eps: Eps = 1e-8,
 ) -> Advantages:
     """Compute bi-level GAE: over turns, then over the tokens of each turn (VAGEN, arXiv 2510.16907).
 
@@ -165,7 +165,7 @@ def bilevel_gae(
     check_range("bilevel_gae", 0.0, 1.0, gamma=gamma, lam=lam, token_gamma=token_gamma, token_lam=token_lam)
     check_knob("bilevel_gae", "scale", scale, ("std", "none"))
     step = turns_of(groups, scores)
-    values = step.learned("bilevel_gae", aux, "values")
+    values = step.token_predictions("bilevel_gae", aux, "values")
     raw = _inside(step, values, _by_turn(step, _ends(values, -1), gamma, lam, bootstrap), token_gamma, token_lam)
     return step.split(step.over_tokens(raw, scale, eps, among=step.valued))
 
@@ -229,5 +229,5 @@ def _targets(step: Turns, values: Sequence[F64], advantages: Sequence[F64]) -> A
 
 def _of_counted(step: Turns, targets: Sequence[F64]) -> list[F64]:
     """Return the targets, with NaN (no target) for turns that are untrained or outside the baseline."""
-    learned = step.counted & step.valued
+    learned = step.in_baseline & step.valued
     return [own if counts else np.full(len(own), np.nan) for own, counts in zip(targets, learned, strict=True)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from turnstile.credit.base import Advantages, Scores
 from turnstile.credit.invariants import LENGTHS, at, declare
-from turnstile.credit.stats import Of, Scale, check_range, normaliser, relative
+from turnstile.credit.stats import Eps, Of, Scale, check_range, normaliser, relative
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
@@ -21,7 +21,7 @@ def gigpo(
     of: Of = "total",
     scale: Scale = "std",
     ddof: int = 1,
-    eps: float = 1e-6,
+    eps: Eps = 1e-6,
 ) -> Advantages:
     """A_{i,t} = A_E(i) + omega A_S(i,t) (GiGPO, arXiv 2505.10978).
 

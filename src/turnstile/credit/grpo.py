@@ -9,7 +9,7 @@ import numpy as np
 
 from turnstile.credit.base import Advantages, Scores, to_tokens
 from turnstile.credit.invariants import WHOLE_STEP, at, declare
-from turnstile.credit.stats import Of, centred, check_knob, check_scores, equal, members, standardised
+from turnstile.credit.stats import Eps, Of, centred, check_knob, check_scores, equal, group_rewards, standardised
 from turnstile.types import Group
 
 
@@ -21,7 +21,7 @@ def grpo(
     of: Of = "total",
     scale: Literal["group_std", "none", "batch_std"] = "group_std",
     ddof: int = 1,
-    eps: float = 1e-6,
+    eps: Eps = 1e-6,
 ) -> Advantages:
     """A_i = (S_i - mean) / (std + eps) within the group, given to every token of attempt i.
 
@@ -37,16 +37,16 @@ def grpo(
     check_knob("grpo", "scale", scale, ("group_std", "none", "batch_std"))
     check_knob("grpo", "ddof", ddof, (0, 1))
     check_scores(groups, scores)
-    rewards = [members(group, group_scores, of) for group, group_scores in zip(groups, scores, strict=True)]
+    rewards = [group_rewards(group, group_scores, of) for group, group_scores in zip(groups, scores, strict=True)]
     divisor = 1.0
     if scale == "batch_std":
-        counted = np.concatenate([group.values[group.counted] for group in rewards]) if rewards else np.zeros(0)
+        counted = np.concatenate([group.values[group.in_baseline] for group in rewards]) if rewards else np.zeros(0)
         divisor = 1.0 if equal(counted) else float(counted.std(ddof=ddof)) + eps
     advantages: Advantages = []
     for group, m in zip(groups, rewards, strict=True):
         if scale == "group_std":
-            values = standardised(m.values, m.counted, ddof=ddof, eps=eps)
+            values = standardised(m.values, m.in_baseline, ddof=ddof, eps=eps)
         else:
-            values = centred(m.values, m.counted) / divisor
-        advantages += to_tokens(group, np.where(m.learning, values, 0.0).tolist())
+            values = centred(m.values, m.in_baseline) / divisor
+        advantages += to_tokens(group, np.where(m.in_gradient, values, 0.0).tolist())
     return advantages

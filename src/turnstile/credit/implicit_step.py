@@ -50,11 +50,12 @@ def implicit_step(
     check_range("implicit_step", 0.0, np.inf, omega=omega)
     whole = rloo(groups, scores, of=of)
     step = turns_of(groups, scores)
-    rewards = np.array([own.sum() for own in step.learned("implicit_step", aux, "implicit")], dtype=np.float64)
+    by_token = step.token_predictions("implicit_step", aux, "implicit")
+    rewards = np.array([own.sum() for own in by_token], dtype=np.float64)
     result = np.zeros_like(rewards)
     for group in range(len(groups)):
         turns = (step.group == group) & step.valued
-        result[turns] = _above_others(rewards[turns], step.trajectory[turns], step.counted[turns])
+        result[turns] = _above_others(rewards[turns], step.trajectory[turns], step.in_baseline[turns])
     credit = step.to_tokens(omega * step.sums_to_go(result, gamma))
     return [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(whole, credit, strict=True)]
 

@@ -90,7 +90,7 @@ def broken(findings: Mapping[int, Finding]) -> dict[int, str]:
     return {number: finding.seen for number, finding in findings.items() if finding.seen}
 
 
-def goes(before: float, after: float) -> str:
+def format_change(before: float, after: float) -> str:
     """Return "goes from 0.41 to 0.37", with as many digits as are needed to tell the numbers apart."""
     digits = next((n for n in range(3, 17) if f"{before:.{n}g}" != f"{after:.{n}g}"), 17)
     return f"goes from {before:.{digits}g} to {after:.{digits}g}"
@@ -121,7 +121,7 @@ def exempt_of(function: Callable[..., Any], knobs: Mapping[str, Any]) -> Mapping
     return {number: why for exempt in exact or [each.exempt for each in own] for number, why in exempt.items()}
 
 
-def declared(room: str) -> tuple[Declaration, ...]:
+def declarations(room: str) -> tuple[Declaration, ...]:
     """Return the declarations of every kind of a room, in the order of the table; at least each kind's defaults."""
     return tuple(replace(each, kind=kind) for kind in KINDS[room] for each in _declared_by(resolve(room, kind)))
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from turnstile.credit.base import Advantages, Scores
 from turnstile.credit.invariants import NO_BASELINE, at, declare
-from turnstile.credit.stats import Scale, check_knob, check_range, normaliser
+from turnstile.credit.stats import Eps, Scale, check_knob, check_range, normaliser
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
@@ -30,7 +30,7 @@ def normalised_process(
     baseline: Literal["index", "none"] = "index",
     scale: Scale = "std",
     ddof: int = 1,
-    eps: float = 1e-6,
+    eps: Eps = 1e-6,
 ) -> Advantages:
     """Normalise the sums of process rewards that are calibrated by the outcome (ReNorm of PPR, arXiv 2509.25598).
 

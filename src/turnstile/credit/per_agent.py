@@ -8,7 +8,7 @@ import numpy as np
 
 from turnstile.credit.base import Advantages, Scores
 from turnstile.credit.invariants import LENGTHS, at, declare
-from turnstile.credit.stats import Scale, check_range, normaliser
+from turnstile.credit.stats import Eps, Scale, check_range, normaliser
 from turnstile.credit.turns import seat_outcomes, turns_of
 from turnstile.types import Group
 
@@ -21,7 +21,7 @@ def per_agent(
     gamma: float = 1.0,
     scale: Scale = "std",
     ddof: int = 1,
-    eps: float = 1e-6,
+    eps: Eps = 1e-6,
 ) -> Advantages:
     """A_{i,t} = normalised G_{i,t}, among all turns of the group by the same agent (MARS, arXiv 2510.15414).
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from turnstile.credit.base import Advantages, Scores, learned
 from turnstile.credit.invariants import at, declare
-from turnstile.credit.stats import F64, Scale, check_knob, check_range, normaliser
+from turnstile.credit.stats import F64, Eps, Scale, check_knob, check_range, normaliser
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
@@ -41,7 +41,7 @@ def progress_attribution(
     gamma: float = 1.0,
     scale: Scale = "std",
     ddof: int = 1,
-    eps: float = 1e-6,
+    eps: Eps = 1e-6,
 ) -> Advantages:
     """Replace the outcome by learned contributions of the turns, and normalise the returns (SPA-RL, arXiv 2505.20732).
 
@@ -68,8 +68,8 @@ def progress_attribution(
     check_range("progress_attribution", 0.0, 1.0, gamma=gamma)
     normalise = normaliser("progress_attribution", scale, ddof=ddof, eps=eps)
     step = turns_of(groups, scores)
-    given = alpha * step.judged("progress_attribution", aux, "progress")
-    given[~(step.counted | step.learning)] = 0.0
+    given = alpha * step.turn_predictions("progress_attribution", aux, "progress")
+    given[~(step.in_baseline | step.in_gradient)] = 0.0
     if rest == "last":
         sums = np.bincount(step.trajectory, weights=given)[step.trajectory] if len(given) else given
         given = given + np.where(step.last, step.outcomes - sums, 0.0)

@@ -10,7 +10,7 @@ import numpy as np
 
 from turnstile.credit.base import Advantages, Scores
 from turnstile.credit.invariants import at, declare
-from turnstile.credit.stats import Of, Scale, check_knob, check_range, normaliser, relative
+from turnstile.credit.stats import Eps, Of, Scale, check_knob, check_range, normaliser, relative
 from turnstile.credit.turns import Turns, turns_of
 from turnstile.types import Group
 
@@ -28,7 +28,7 @@ def random_step_group(
     of: Of = "total",
     scale: Scale = "std",
     ddof: int = 1,
-    eps: float = 1e-6,
+    eps: Eps = 1e-6,
 ) -> Advantages:
     """A_{i,t} = A_E(i) + omega A_S(i,t), where A_S compares turns of the group that are grouped at random.
 
@@ -55,7 +55,7 @@ def _drawn(step: Turns, size: int, seed: int) -> list[Hashable]:
     """Return labels [T] of drawn step groups of nearly equal size. A turn outside the baseline has its own label."""
     labels: list[Hashable] = list(range(len(step.turns)))
     for place, group in enumerate(step.groups):
-        drawn = [int(t) for t in np.flatnonzero((step.group == place) & step.counted)]
+        drawn = [int(t) for t in np.flatnonzero((step.group == place) & step.in_baseline)]
         attempts = [trajectory.attempt for trajectory in group.trajectories]
         first = int(step.trajectory[step.group == place].min(initial=len(labels)))
 

@@ -10,7 +10,7 @@ import numpy as np
 from turnstile.credit.base import EQUAL, Advantages, Scores, State, to_tokens
 from turnstile.credit.grpo import grpo
 from turnstile.credit.invariants import KEPT, WHOLE_STEP, at, declare
-from turnstile.credit.stats import Members, Of, check_knob, check_range, check_scores, members
+from turnstile.credit.stats import GroupRewards, Of, check_knob, check_range, check_scores, group_rewards
 from turnstile.types import Group
 
 
@@ -45,27 +45,27 @@ def recalibrated(
     check_knob("recalibrated", "fresh", fresh, ("median", "group"))
     check_range("recalibrated", 1, np.inf, window=window)
     check_scores(groups, scores)
-    found = [members(group, group_scores, of) for group, group_scores in zip(groups, scores, strict=True)]
-    reached = [value for group, m in zip(groups, found, strict=True) for value in _reached(group, m, over)]
+    found = [group_rewards(group, group_scores, of) for group, group_scores in zip(groups, scores, strict=True)]
+    reached = [value for group, m in zip(groups, found, strict=True) for value in _values_to_remember(group, m, over)]
     recent = [*state.get("recent", ()), *reached][-window:]
     advantages: Advantages = []
     for group, m in zip(groups, found, strict=True):
         values = m.values - np.median(recent) if recent else np.zeros_like(m.values)
         values = np.where(np.abs(values) < EQUAL, 0.0, values)
         values = np.maximum(values, 0.0) if positive else values
-        advantages += to_tokens(group, np.where(m.learning, values, 0.0).tolist())
+        advantages += to_tokens(group, np.where(m.in_gradient, values, 0.0).tolist())
     if fresh == "group":
         compared = grpo(groups, scores, of=of)
-        counted = [bool(one) for m in found for one in m.counted]
+        counted = [bool(one) for m in found for one in m.in_baseline]
         advantages = [own if now else old for own, old, now in zip(compared, advantages, counted, strict=True)]
     return advantages, {**state, "recent": recent}
 
 
-def _reached(group: Group, m: Members, over: str) -> list[float]:
+def _values_to_remember(group: Group, m: GroupRewards, over: str) -> list[float]:
     """Return the values that a group adds to the memory, attempts in the order of their numbers."""
-    if not m.counted.any():
+    if not m.in_baseline.any():
         return []
     if over == "groups":
-        return [float(m.values[m.counted].mean())]
-    order = sorted(np.flatnonzero(m.counted).tolist(), key=lambda i: group.trajectories[i].attempt)
+        return [float(m.values[m.in_baseline].mean())]
+    order = sorted(np.flatnonzero(m.in_baseline).tolist(), key=lambda i: group.trajectories[i].attempt)
     return [float(m.values[i]) for i in order]

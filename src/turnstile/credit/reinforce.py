@@ -9,7 +9,7 @@ import numpy as np
 
 from turnstile.credit.base import Advantages, Scores, to_tokens
 from turnstile.credit.invariants import NO_BASELINE, WHOLE_STEP, at, declare
-from turnstile.credit.stats import Of, centred, check_knob, check_scores, members
+from turnstile.credit.stats import Of, centred, check_knob, check_scores, group_rewards
 from turnstile.types import Group
 
 
@@ -32,12 +32,14 @@ def reinforce(
     check_knob("reinforce", "of", of, ("total", "outcome"))
     check_knob("reinforce", "baseline", baseline, ("batch", "none"))
     check_scores(groups, scores)
-    found = [members(group, group_scores, of) for group, group_scores in zip(groups, scores, strict=True)]
+    found = [group_rewards(group, group_scores, of) for group, group_scores in zip(groups, scores, strict=True)]
     values = np.concatenate([m.values for m in found]) if found else np.zeros(0)
     if baseline == "batch":
-        values = centred(values, np.concatenate([m.counted for m in found]) if found else np.zeros(0, dtype=np.bool_))
+        values = centred(
+            values, np.concatenate([m.in_baseline for m in found]) if found else np.zeros(0, dtype=np.bool_)
+        )
     advantages: Advantages = []
     for group, m in zip(groups, found, strict=True):
         own, values = values[: len(m.values)], values[len(m.values) :]
-        advantages += to_tokens(group, np.where(m.learning, own, 0.0).tolist())
+        advantages += to_tokens(group, np.where(m.in_gradient, own, 0.0).tolist())
     return advantages

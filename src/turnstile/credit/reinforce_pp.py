@@ -10,7 +10,7 @@ import numpy as np
 
 from turnstile.credit.base import Advantages, Scores
 from turnstile.credit.invariants import LENGTHS, WHOLE_STEP, at, declare
-from turnstile.credit.stats import F64, check_knob, check_range, members
+from turnstile.credit.stats import F64, Eps, check_knob, check_range, group_rewards
 from turnstile.credit.turns import Turns, turns_of
 from turnstile.types import Group
 
@@ -26,7 +26,7 @@ def reinforce_pp(
     *,
     gamma: float = 1.0,
     baseline: Literal["none", "group"] = "none",
-    eps: float = 1e-8,
+    eps: Eps = 1e-8,
 ) -> Advantages:
     """A_n = (G_n - mean) / (std + eps) over all trained tokens n of the step (REINFORCE++, arXiv 2501.03262).
 
@@ -73,5 +73,5 @@ def token_returns(step: Turns, gamma: float) -> list[F64]:
 
 def _means(groups: Sequence[Group], scores: Scores) -> F64:
     """Return the mean total of each group's trajectories in the baseline; 0 for a group without any."""
-    found = [members(group, group_scores, "total") for group, group_scores in zip(groups, scores, strict=True)]
-    return np.array([m.values[m.counted].mean() if m.counted.any() else 0.0 for m in found], dtype=np.float64)
+    found = [group_rewards(group, group_scores, "total") for group, group_scores in zip(groups, scores, strict=True)]
+    return np.array([m.values[m.in_baseline].mean() if m.in_baseline.any() else 0.0 for m in found], dtype=np.float64)

@@ -8,7 +8,7 @@ import numpy as np
 
 from turnstile.credit.base import Advantages, Scores, to_tokens
 from turnstile.credit.invariants import at, declare
-from turnstile.credit.stats import Of, check_knob, check_scores, flat, members
+from turnstile.credit.stats import Of, check_knob, check_scores, flat, group_rewards
 from turnstile.types import Group
 
 
@@ -26,12 +26,12 @@ def rloo(groups: Sequence[Group], scores: Scores, *, of: Of = "total") -> Advant
     check_scores(groups, scores)
     advantages: Advantages = []
     for group, group_scores in zip(groups, scores, strict=True):
-        m = members(group, group_scores, of)
+        m = group_rewards(group, group_scores, of)
         values = np.zeros_like(m.values)
-        if not flat(m.values, m.counted):
+        if not flat(m.values, m.in_baseline):
             # a trajectory outside the baseline has all of its members as "the others"
-            others = m.counted.sum() - m.counted
-            sums = m.values[m.counted].sum() - np.where(m.counted, m.values, 0.0)
+            others = m.in_baseline.sum() - m.in_baseline
+            sums = m.values[m.in_baseline].sum() - np.where(m.in_baseline, m.values, 0.0)
             values = m.values - sums / others
-        advantages += to_tokens(group, np.where(m.learning, values, 0.0).tolist())
+        advantages += to_tokens(group, np.where(m.in_gradient, values, 0.0).tolist())
     return advantages

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from turnstile.credit.base import Advantages, Scores, named, reads
-from turnstile.credit.stats import Of, Scale, normaliser, relative
+from turnstile.credit.base import Advantages, Scores, reads, signal_name
+from turnstile.credit.stats import Eps, Of, Scale, normaliser, relative
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
@@ -20,7 +20,7 @@ def rlvmr(
     of: Of = "outcome",
     scale: Scale = "std",
     ddof: int = 1,
-    eps: float = 1e-6,
+    eps: Eps = 1e-6,
 ) -> Advantages:
     """A_{i,t} = A_R(i) + alpha A_tag(i,t) (RLVMR, arXiv 2507.22844).
 
@@ -35,7 +35,7 @@ def rlvmr(
     step = turns_of(groups, scores)
     outcome = relative("rlvmr", groups, scores, normalise, of=of)[step.trajectory]
     labels: list[Hashable] = [
-        (int(group), name) if (name := named(turn, tag)) else place
+        (int(group), name) if (name := signal_name(turn, tag)) else place
         for place, (group, turn) in enumerate(zip(step.group, step.turns, strict=True))
     ]
     return step.to_tokens(outcome + alpha * step.within(labels, step.rewards, normalise))

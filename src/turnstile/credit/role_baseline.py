@@ -32,7 +32,7 @@ def role_baseline(
     outcomes = seat_outcomes(step, scores)
     roles = [f"{groups[g].task.env}/{turn.agent}" for g, turn in zip(step.group, step.turns, strict=True)]
     seen: dict[str, dict[int, float]] = {}
-    for role, trajectory, outcome, counts in zip(roles, step.trajectory, outcomes, step.counted, strict=True):
+    for role, trajectory, outcome, counts in zip(roles, step.trajectory, outcomes, step.in_baseline, strict=True):
         if counts:
             seen.setdefault(role, {})[int(trajectory)] = float(outcome)
     values = outcomes - np.array([state.get(role, 0.0) for role in roles], dtype=np.float64)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Hashable, Sequence
 
 from turnstile.credit.base import Advantages, Scores
-from turnstile.credit.stats import Of, Scale, normaliser, relative
+from turnstile.credit.stats import Eps, Of, Scale, normaliser, relative
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group, Turn
 
@@ -18,7 +18,7 @@ def salt(
     of: Of = "total",
     scale: Scale = "std",
     ddof: int = 1,
-    eps: float = 1e-6,
+    eps: Eps = 1e-6,
 ) -> Advantages:
     """Group-relative advantages, averaged over equal steps (SALT, arXiv 2510.20022).
 

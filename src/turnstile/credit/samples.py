@@ -57,17 +57,17 @@ def sample_group(rng: np.random.Generator, name: str, lengths: Sequence[int]) ->
     branches from the first after its first turn.
     """
     task = Task(id=f"task-{name}", env="check")
-    trajectories = [_sampled(rng, task, name, attempt, turns) for attempt, turns in enumerate(lengths)]
+    trajectories = [_sample_signalled(rng, task, name, attempt, turns) for attempt, turns in enumerate(lengths)]
     shared = trajectories[0].turns[:1]
     trajectories[-1] = replace(trajectories[-1], turns=(*shared, *trajectories[-1].turns[1:]), parent=(0, 1, 0))
     return Group(id=name, task=task, trajectories=tuple(trajectories))
 
 
-def _sampled(rng: np.random.Generator, task: Task, group: str, attempt: int, turns: int) -> Trajectory:
+def _sample_signalled(rng: np.random.Generator, task: Task, group: str, attempt: int, turns: int) -> Trajectory:
     tokens = [int(n) for n in rng.integers(1, 5, size=turns)]
     plain = sample_trajectory(tokens, task=task.id, group=group, attempt=attempt)
 
-    def told(t: int, turn: Turn) -> Turn:
+    def with_signals(t: int, turn: Turn) -> Turn:
         entropies = rng.uniform(0.1, 2.0, size=tokens[t]).astype(np.float32)
         logprobs = -entropies[::-1]
         for array in (entropies, logprobs):
@@ -80,7 +80,7 @@ def _sampled(rng: np.random.Generator, task: Task, group: str, attempt: int, tur
             signals={"tag": "plan" if rng.random() < 0.5 else "act", "subgoal": "find" if t < 2 else "mend"},
         )
 
-    return replace(plain, turns=tuple(told(t, turn) for t, turn in enumerate(plain.turns)))
+    return replace(plain, turns=tuple(with_signals(t, turn) for t, turn in enumerate(plain.turns)))
 
 
 def sample_trajectory(

@@ -8,7 +8,7 @@ import numpy as np
 
 from turnstile.credit.base import Advantages, Scores
 from turnstile.credit.invariants import at, declare
-from turnstile.credit.stats import check_range, equal, members, normaliser
+from turnstile.credit.stats import Eps, check_range, equal, group_rewards, normaliser
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
@@ -22,7 +22,7 @@ def segments(
     low: float = 0.0,
     high: float = 1.0,
     ddof: int = 1,
-    eps: float = 1e-6,
+    eps: Eps = 1e-6,
 ) -> Advantages:
     """A_{i,t} = (clip(R_i + process r_{i,t}, low, high) - mean_j R_j) / (std_j R_j + eps).
 
@@ -43,8 +43,8 @@ def segments(
         values = np.clip(step.outcomes + process * step.rewards, low, high)
     result = np.zeros_like(values)
     for place, (group, group_scores) in enumerate(zip(groups, scores, strict=True)):
-        m = members(group, group_scores, "outcome")
-        outcomes, turns = m.values[m.counted], step.group == place
+        m = group_rewards(group, group_scores, "outcome")
+        outcomes, turns = m.values[m.in_baseline], step.group == place
         even = equal(outcomes)
         if len(outcomes) > 1 and (process > 0.0 or not even):
             if even:

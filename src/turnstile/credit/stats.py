@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from turnstile.credit.base import EQUAL, Scores
 from turnstile.errors import ConfigError, TrainingError
@@ -19,32 +20,34 @@ F64 = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Of = Literal["total", "outcome"]
 Scale = Literal["std", "none"]
+Eps = Annotated[float, Field(ge=0)]
+"""What is added to a standard deviation before a division by it."""
 Normalise = Callable[[F64, Flags], F64]
 """(values, counted) -> values against those that count, of the same shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Members:
+class GroupRewards:
     """The trajectories of one group as an estimator sees them."""
 
     values: F64  # [G] the reward of each; 0 where it neither counts nor learns
-    counted: Flags  # [G] in the statistics
-    learning: Flags  # [G] in the gradient
+    in_baseline: Flags  # [G] in the statistics
+    in_gradient: Flags  # [G] in the gradient
 
 
-def members(group: Group, scores: Sequence[Score], of: Of) -> Members:
+def group_rewards(group: Group, scores: Sequence[Score], of: Of) -> GroupRewards:
     """Return one group's rewards: `total` S_i, or `outcome` R_i. Raises TrainingError if one is not finite."""
-    counted = np.array([score.in_baseline for score in scores], dtype=np.bool_)
-    learning = np.array([score.in_gradient for score in scores], dtype=np.bool_)
+    in_baseline = np.array([score.in_baseline for score in scores], dtype=np.bool_)
+    in_gradient = np.array([score.in_gradient for score in scores], dtype=np.bool_)
     values = np.zeros(len(group.trajectories), dtype=np.float64)
     for index, (trajectory, score) in enumerate(zip(group.trajectories, scores, strict=True)):
-        if not counted[index] and not learning[index]:
+        if not in_baseline[index] and not in_gradient[index]:
             continue
         value = score.total if of == "total" else float(sum(score.outcome.values())) if score.outcome else np.nan
         if not np.isfinite(value):
             raise not_finite(group, trajectory.attempt, f"{of} reward {value}")
         values[index] = value
-    return Members(values=values, counted=counted, learning=learning)
+    return GroupRewards(values=values, in_baseline=in_baseline, in_gradient=in_gradient)
 
 
 def not_finite(group: Group, attempt: int, what: str) -> TrainingError:
@@ -79,7 +82,7 @@ def standardised(values: F64, counted: Flags, *, ddof: int, eps: float) -> F64:
     return centred(values, counted) / (np.float64(values[counted].std(ddof=ddof)) + eps)
 
 
-def normaliser(kind: str, scale: Scale, *, ddof: int = 1, eps: float = 1e-6) -> Normalise:
+def normaliser(kind: str, scale: Scale, *, ddof: int = 1, eps: Eps = 1e-6) -> Normalise:
     """Return `centred` or `standardised`, as the knobs say. Raises ConfigError for an unknown knob value."""
     check_knob(kind, "scale", scale, ("std", "none"))
     check_knob(kind, "ddof", ddof, (0, 1))
@@ -90,8 +93,8 @@ def relative(kind: str, groups: Sequence[Group], scores: Scores, normalise: Norm
     """Return each attempt's reward normalised within its group, one value per trajectory of the step."""
     check_knob(kind, "of", of, ("total", "outcome"))
     check_scores(groups, scores)
-    found = [members(group, group_scores, of) for group, group_scores in zip(groups, scores, strict=True)]
-    return np.concatenate([normalise(m.values, m.counted) for m in found]) if found else np.zeros(0)
+    found = [group_rewards(group, group_scores, of) for group, group_scores in zip(groups, scores, strict=True)]
+    return np.concatenate([normalise(m.values, m.in_baseline) for m in found]) if found else np.zeros(0)
 
 
 def check_range(kind: str, low: float, high: float, **knobs: float) -> None:

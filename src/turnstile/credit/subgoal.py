@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from turnstile.credit.base import Advantages, Scores, named, reads
+from turnstile.credit.base import Advantages, Scores, reads, signal_name
 from turnstile.credit.invariants import LENGTHS, at, declare
-from turnstile.credit.stats import F64, Scale, check_knob, check_range, normaliser
+from turnstile.credit.stats import F64, Eps, Scale, check_knob, check_range, normaliser
 from turnstile.credit.turns import I64, Turns, turns_of, within
 from turnstile.types import Group
 
@@ -28,7 +28,7 @@ def subgoal(
     among: Literal["index", "name"] = "index",
     scale: Scale = "std",
     ddof: int = 1,
-    eps: float = 1e-6,
+    eps: Eps = 1e-6,
 ) -> Advantages:
     """A_{i,t} = A_high(segment of t) + omega A_low(t), for policies that set subgoals and pursue them.
 
@@ -52,7 +52,7 @@ def subgoal(
     check_range("subgoal", 0.0, np.inf, omega=omega)
     normalise = normaliser("subgoal", scale, ddof=ddof, eps=eps)
     step = turns_of(groups, scores)
-    names = [named(turn, key) for turn in step.turns]
+    names = [signal_name(turn, key) for turn in step.turns]
     begins = [t for t in range(len(names)) if step.index[t] == 0 or names[t] != names[t - 1]]
     first = np.array(begins, dtype=np.int64)
     segment = np.searchsorted(first, np.arange(len(names)), side="right") - 1
@@ -61,7 +61,7 @@ def subgoal(
     alike: list[Hashable] = list(
         zip(group, [names[t] for t in begins] if among == "name" else number.tolist(), strict=True)
     )
-    high = within(alike, _high(step, segment, trajectory, gamma), step.counted[first], normalise)
+    high = within(alike, _high(step, segment, trajectory, gamma), step.in_baseline[first], normalise)
     pursued: list[Hashable] = [
         (g, name) if name else place for place, (g, name) in enumerate(zip(step.group.tolist(), names, strict=True))
     ]

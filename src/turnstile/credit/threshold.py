@@ -8,7 +8,7 @@ import numpy as np
 
 from turnstile.credit.base import Advantages, Scores, to_tokens
 from turnstile.credit.invariants import KEPT, NO_BASELINE, at, declare
-from turnstile.credit.stats import Of, check_knob, check_range, check_scores, members
+from turnstile.credit.stats import Of, check_knob, check_range, check_scores, group_rewards
 from turnstile.types import Group
 
 
@@ -38,7 +38,7 @@ def threshold(
     below = 0.0 - negative  # not -negative, which is -0.0 for 0
     advantages: Advantages = []
     for group, group_scores in zip(groups, scores, strict=True):
-        m = members(group, group_scores, of)
+        m = group_rewards(group, group_scores, of)
         values = np.where(m.values >= threshold, positive, below)
-        advantages += to_tokens(group, np.where(m.learning, values, 0.0).tolist())
+        advantages += to_tokens(group, np.where(m.in_gradient, values, 0.0).tolist())
     return advantages

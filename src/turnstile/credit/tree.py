@@ -9,7 +9,7 @@ import numpy as np
 from turnstile.credit.base import Advantages, Scores
 from turnstile.credit.invariants import at, declare
 from turnstile.credit.lineage import START, common
-from turnstile.credit.stats import F64, Flags, Of, check_knob, check_range, check_scores, flat, members
+from turnstile.credit.stats import F64, Flags, Of, check_knob, check_range, check_scores, flat, group_rewards
 from turnstile.types import Group
 
 _BEHIND = "behind the last branching a turn adds nothing to the mean outcome below it"
@@ -42,21 +42,23 @@ def tree(
     check_scores(groups, scores)
     advantages: Advantages = []
     for group, group_scores in zip(groups, scores, strict=True):
-        m = members(group, group_scores, of)
+        m = group_rewards(group, group_scores, of)
         shared = common(group)
-        enough = not flat(m.values, m.counted)
+        enough = not flat(m.values, m.in_baseline)
         for i, trajectory in enumerate(group.trajectories):
             marks = [START, *((t + 1, 0) for t in range(len(trajectory.turns)))]
             below = [np.array([reach >= mark or j == i for j, reach in enumerate(shared[i])]) for mark in marks]
-            value = [_mean(m.values, m.counted & inside, m.values[i]) for inside in below]
-            leaves = [max(1, int((m.counted & inside).sum())) if by_leaves else 1 for inside in below]
+            value = [_mean(m.values, m.in_baseline & inside, m.values[i]) for inside in below]
+            leaves = [max(1, int((m.in_baseline & inside).sum())) if by_leaves else 1 for inside in below]
             credit = [
                 (local * (value[t + 1] - value[t]) + overall * (value[t + 1] - value[0])) / np.sqrt(leaves[t + 1])
                 for t in range(len(trajectory.turns))
             ]
             advantages.append(
                 [
-                    np.full(len(turn.completion.token_ids), one if enough and m.learning[i] else 0.0, dtype=np.float32)
+                    np.full(
+                        len(turn.completion.token_ids), one if enough and m.in_gradient[i] else 0.0, dtype=np.float32
+                    )
                     for turn, one in zip(trajectory.turns, credit, strict=True)
                 ]
             )

@@ -9,7 +9,7 @@ import numpy as np
 
 from turnstile.credit.base import Advantages, Scores
 from turnstile.credit.invariants import LENGTHS, WHOLE_STEP, at, declare
-from turnstile.credit.stats import Scale, check_knob, check_range, normaliser
+from turnstile.credit.stats import Eps, Scale, check_knob, check_range, normaliser
 from turnstile.credit.turns import turns_of
 from turnstile.types import Group
 
@@ -30,7 +30,7 @@ def turn_return(
     mix: float = 0.5,
     scale: Scale = "std",
     ddof: int = 1,
-    eps: float = 1e-6,
+    eps: Eps = 1e-6,
 ) -> Advantages:
     """A_{i,t} = normalised G_{i,t}, the discounted return from turn t on, given to every token of turn t.
 

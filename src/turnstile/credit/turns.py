@@ -43,8 +43,8 @@ class Turns:
     last: Flags  # [T] the last of its trajectory
     rewards: F64  # [T] r_{i,t}; 0 where the trajectory neither counts nor learns
     outcomes: F64  # [T] R_i of its trajectory, likewise
-    counted: Flags  # [T] in the statistics
-    learning: Flags  # [T] in the gradient
+    in_baseline: Flags  # [T] in the statistics
+    in_gradient: Flags  # [T] in the gradient
 
     def returns(self, gamma: float) -> F64:
         """Return G_{i,t} = sum_{k >= t} gamma^(k-t) r_{i,k} + gamma^(K-t) R_i, [T].
@@ -64,14 +64,14 @@ class Turns:
 
     def within(self, labels: Sequence[Hashable], values: F64, normalise: Normalise) -> F64:
         """Return `values` normalised among the turns of equal label; inputs and result have length T."""
-        return within(labels, values, self.counted & self.valued, normalise)
+        return within(labels, values, self.in_baseline & self.valued, normalise)
 
     def mean_within(self, labels: Sequence[Hashable], values: F64) -> F64:
         """Return the mean of `values` [T] over the turns of equal label that are trained and in the baseline.
 
         A turn whose label has no such turn keeps its own value.
         """
-        result, counted = values.copy(), self.counted & self.valued
+        result, counted = values.copy(), self.in_baseline & self.valued
         for slots in _alike(labels):
             if counted[slots].any():
                 result[slots] = values[slots][counted[slots]].mean()
@@ -100,7 +100,7 @@ class Turns:
             found.append(values.astype(np.float64))
         return found
 
-    def learned(self, kind: str, aux: Mapping[str, Any], part: Literal["values", "implicit"]) -> list[F64]:
+    def token_predictions(self, kind: str, aux: Mapping[str, Any], part: Literal["values", "implicit"]) -> list[F64]:
         """Return the predictions of an auxiliary model for the chosen tokens, [T] -> f64[n].
 
         `aux` has them for all sampled tokens. Raises ConfigError if it lacks them.
@@ -120,7 +120,7 @@ class Turns:
             raise TrainingError(f"credit {kind!r}: {what} are not finite; lower {section}.lr")
         return found
 
-    def judged(self, kind: str, aux: Mapping[str, Any], part: Literal["q", "v", "progress"]) -> F64:
+    def turn_predictions(self, kind: str, aux: Mapping[str, Any], part: Literal["q", "v", "progress"]) -> F64:
         """Return the predictions of an auxiliary model for whole turns, f64[T].
 
         Raises ConfigError if `aux` lacks them.
@@ -155,7 +155,7 @@ class Turns:
         With "std" they are normalised (ddof 0) over the tokens of all turns in the baseline, or of those also in
         `among`; if these are equal, the result is 0.
         """
-        chosen = self.counted if among is None else self.counted & among
+        chosen = self.in_baseline if among is None else self.in_baseline & among
         counted = [own for own, counts in zip(values, chosen, strict=True) if counts]
         tokens = np.concatenate(counted) if counted else np.zeros(0)
         mean, std = np.float64(0.0), np.float64(1.0)
@@ -165,12 +165,12 @@ class Turns:
             mean, std = tokens.mean(), tokens.std() + eps
         return [
             (own - mean) / std if learns else np.zeros_like(own)
-            for own, learns in zip(values, self.learning, strict=True)
+            for own, learns in zip(values, self.in_gradient, strict=True)
         ]
 
     def to_tokens(self, values: F64) -> Advantages:
         """Return one advantage per turn, [T], repeated for each of its sampled tokens; 0 outside the gradient."""
-        masked = np.where(self.learning, values, 0.0)
+        masked = np.where(self.in_gradient, values, 0.0)
         return self.split(
             [np.full(len(turn.completion.token_ids), value) for turn, value in zip(self.turns, masked, strict=True)]
         )
@@ -231,8 +231,8 @@ def turns_of(groups: Sequence[Group], scores: Scores) -> Turns:
         last=index == np.repeat(lengths, lengths) - 1,
         rewards=np.concatenate([turn for turn, _ in rewards]) if members else np.zeros(0),
         outcomes=np.repeat(np.array([outcome for _, outcome in rewards], dtype=np.float64), lengths),
-        counted=np.repeat(np.array([score.in_baseline for *_, score in members], dtype=np.bool_), lengths),
-        learning=np.repeat(np.array([score.in_gradient for *_, score in members], dtype=np.bool_), lengths),
+        in_baseline=np.repeat(np.array([score.in_baseline for *_, score in members], dtype=np.bool_), lengths),
+        in_gradient=np.repeat(np.array([score.in_gradient for *_, score in members], dtype=np.bool_), lengths),
     )
 
 
@@ -242,7 +242,7 @@ def seat_outcomes(step: Turns, scores: Scores) -> F64:
     Raises TrainingError if that agent has none.
     """
     flat = [score for group_scores in scores for score in group_scores]
-    takes_part = step.counted | step.learning
+    takes_part = step.in_baseline | step.in_gradient
     found = np.zeros(len(step.turns))
     for t in np.flatnonzero(takes_part).tolist():
         by_seat, seat = flat[step.trajectory[t]].outcome or {}, step.turns[t].agent

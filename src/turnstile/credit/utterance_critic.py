@@ -16,7 +16,7 @@ from turnstile.types import Group
 _SAID: tuple[Literal["q", "v"], ...] = ("q", "v")
 
 
-def _bootstrapped(
+def _bootstrap_targets(
     groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], *, gamma: float = 1.0, **_: Any
 ) -> list[F64]:
     """Return the targets of Q, [trajectory] -> f64[K]: r_t + gamma V(s_{t+1}) with the given V, r_K + R at the end.
@@ -34,12 +34,12 @@ def _bootstrapped(
         if step.valued[t]:
             found[t] = reward + gamma * ahead
             ahead, reward = float(values[t]), 0.0
-    found[~step.counted] = np.nan
+    found[~step.in_baseline] = np.nan
     return np.split(found, np.cumsum([len(t.turns) for group in groups for t in group.trajectories])[:-1])
 
 
 @declare(at({5: "rewards reach it through the critic alone, which has learned of earlier ones", 7: CRITIC}))
-@learned("critic", "turnstile.trainer.utterance:UtteranceCritic", _bootstrapped)
+@learned("critic", "turnstile.trainer.utterance:UtteranceCritic", _bootstrap_targets)
 def utterance_critic(
     groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], *, gamma: float = 1.0
 ) -> Advantages:
@@ -55,5 +55,5 @@ def utterance_critic(
     """
     check_range("utterance_critic", 0.0, 1.0, gamma=gamma)
     step = turns_of(groups, scores)
-    q, v = (step.judged("utterance_critic", aux, name) for name in _SAID)
+    q, v = (step.turn_predictions("utterance_critic", aux, name) for name in _SAID)
     return step.to_tokens(q - v)

@@ -84,7 +84,7 @@ def rates_of(env: object) -> Rates:
     return DEFAULT_RATES if found is None else found
 
 
-def reached(env: object, trajectory: Trajectory) -> dict[str, bool]:
+def reached_rates(env: object, trajectory: Trajectory) -> dict[str, bool]:
     """Return which rates of its environment an episode reached, by name."""
     rates = rates_of(env)
     if rates is DEFAULT_RATES and "resolved" not in trajectory.signals:

@@ -105,11 +105,11 @@ class GuessEnv:
             "consistent": consistent,
             "answer": answer,
         }
-        said = Message(role="user", content=answer)
+        reply = Message(role="user", content=answer)
         if call is not None:
-            said = Message(role="tool", content=answer, tool_call_id=call.id)
+            reply = Message(role="tool", content=answer, tool_call_id=call.id)
         over = self._used >= self._rounds and not self._found
-        return Step(messages=(said,), terminated=self._found, submitted=self._found, truncated=over, signals=signals)
+        return Step(messages=(reply,), terminated=self._found, submitted=self._found, truncated=over, signals=signals)
 
     async def measure(self) -> Mapping[str, JSON]:
         return {

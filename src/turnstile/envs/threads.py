@@ -145,7 +145,7 @@ class _Threaded:
 
     async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """Call a method, in a thread if it is plain. Raises SandboxError if the previous call does not end."""
-        await self._ended()
+        await self._wait_for_last()
         if inspect.iscoroutinefunction(method):
             return await method(*arguments)
         self._last = call = self._threads.submit(method, *arguments)
@@ -157,7 +157,7 @@ class _Threaded:
             raise
         return await found if inspect.isawaitable(found) else found
 
-    async def _ended(self) -> None:
+    async def _wait_for_last(self) -> None:
         if self._last is None:
             return
         ending = asyncio.wrap_future(self._last)

@@ -93,17 +93,17 @@ def from_group(group: Group, scores: Sequence[Score]) -> list[EpisodeResult]:
     ]
 
 
-def counted(results: Iterable[EpisodeResult]) -> list[EpisodeResult]:
+def with_verdict(results: Iterable[EpisodeResult]) -> list[EpisodeResult]:
     """Return the episodes that count: those with a verdict."""
     return [result for result in results if result.outcome is not None]
 
 
-def compared(results: Iterable[EpisodeResult]) -> tuple[str, ...]:
+def compared_rates(results: Iterable[EpisodeResult]) -> tuple[str, ...]:
     """Return the rates that the episodes have, in their order; if none has any, the mean outcome stands in for them.
 
     A gain is measured by the last one.
     """
-    return tuple(dict.fromkeys(name for result in counted(results) for name in result.rates)) or ("outcome",)
+    return tuple(dict.fromkeys(name for result in with_verdict(results) for name in result.rates)) or ("outcome",)
 
 
 def errors(results: Iterable[EpisodeResult]) -> int:
@@ -176,7 +176,7 @@ def max_samples(results: Sequence[EpisodeResult]) -> int:
 def by_task(results: Sequence[EpisodeResult], name: str) -> dict[str, list[float]]:
     """Return the values of the counted episodes that have them, by task, in order of first appearance."""
     tasks: dict[str, list[float]] = {}
-    for result in counted(results):
+    for result in with_verdict(results):
         if not isnan(value := result.value(name)):
             tasks.setdefault(result.task_id, []).append(value)
     return tasks
@@ -204,7 +204,7 @@ def to_metrics(results: Sequence[EpisodeResult], prefix: str = "eval/") -> dict[
 
     The ends of each rate's interval are logged as `_low` and `_high`. What no episode has is left out.
     """
-    logged = {f"rate/{name}": rate(results, name) for name in compared(results) if name not in NUMBERS}
+    logged = {f"rate/{name}": rate(results, name) for name in compared_rates(results) if name not in NUMBERS}
     found = {f"{prefix}count/errors": float(errors(results)), f"{prefix}count/trajectories": float(len(results))}
     for name, part in logged.items():
         found |= {f"{prefix}{name}": part.mean, f"{prefix}{name}_low": part.low, f"{prefix}{name}_high": part.high}

@@ -128,11 +128,11 @@ def _turn(shown: Shown, place: int, turn: Turn) -> ShownTurn:
         advantage = float(np.mean(shown.advantages[place]))
         tone = "up" if advantage > 0 else "down" if advantage < 0 else ""
         chips.append(Chip(f"advantage {number(advantage, signed=True, digits=2)}", tone))
-    answer = "\n".join(filter(None, map(_said, turn.observation)))
-    return ShownTurn(action=_said(turn.message), answer=answer, chips=chips)
+    answer = "\n".join(filter(None, map(_message_text, turn.observation)))
+    return ShownTurn(action=_message_text(turn.message), answer=answer, chips=chips)
 
 
-def _said(message: Message) -> str:
+def _message_text(message: Message) -> str:
     """Return a message as plain text: its reasoning, its content, its tool calls."""
     calls = [f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})" for call in message.tool_calls]
     return "\n".join(part for part in (message.reasoning, message.content.strip("\n"), *calls) if part)

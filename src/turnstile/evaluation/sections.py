@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from turnstile.evaluation.gains import Division, paired_breakdown, prior_share, split
 from turnstile.evaluation.markup import FEW, render
-from turnstile.evaluation.metrics import EpisodeResult, Interval, compared, paired_difference, rate
+from turnstile.evaluation.metrics import EpisodeResult, Interval, compared_rates, paired_difference, rate
 from turnstile.evaluation.plots import Rows
 from turnstile.evaluation.table import Stages, make_table
 
@@ -78,7 +78,7 @@ def results(stages: Stages, pairs: Pairs, lines: Sequence[str]) -> Markup:
                 after=rate(after, name),
                 gain=paired_difference(before, after, name),
             )
-            for name in compared((*before, *after))
+            for name in compared_rates((*before, *after))
         ]
     pair = pairs[0] if pairs else None
     return render("results.html", changes=changes, pair=pair, table=make_table(stages, pairs), lines=lines)
@@ -89,14 +89,14 @@ def gains(stages: Stages, pairs: Pairs, training: Mapping[Division, Mapping[str,
     if not pairs:
         return Markup()
     before, after = (stages[name] for name in pairs[0])
-    of = compared((*before, *after))[-1]
+    of = compared_rates((*before, *after))[-1]
     present = [by for by in get_args(Division) if any(getattr(result, by) for result in after)]
-    found = [_divided(training.get(by, {}), before, after, by, of) for by in present]
+    found = [_divide_gain(training.get(by, {}), before, after, by, of) for by in present]
     prior = prior_share(before, after, training["kind"], of) if "kind" in present and training.get("kind") else None
     return render("gains.html", divisions=found, few=FEW, prior=prior, of=of)
 
 
-def _divided(
+def _divide_gain(
     training: Mapping[str, float],
     before: Sequence[EpisodeResult],
     after: Sequence[EpisodeResult],

@@ -15,13 +15,13 @@ from turnstile.evaluation.metrics import (
     NUMBERS,
     EpisodeResult,
     Interval,
-    compared,
-    counted,
+    compared_rates,
     errors,
     max_samples,
     paired_difference,
     pass_at_k,
     rate,
+    with_verdict,
 )
 
 Stages = Mapping[str, Sequence[EpisodeResult]]
@@ -64,7 +64,7 @@ def make_table(stages: Stages, pairs: Sequence[tuple[str, str]] = (), *, ks: Seq
     `ks`: the k of the pass@k columns, which are of the last rate; by default the most samples any task has, without a
     column if that is one (pass@1 is the rate itself). Raises KeyError for a pair that names no stage.
     """
-    names = compared(result for results in stages.values() for result in results)
+    names = compared_rates(result for results in stages.values() for result in results)
     if names[-1] in NUMBERS:
         ks = ()
     elif ks is None:
@@ -139,7 +139,7 @@ def _policy(results: Sequence[EpisodeResult], names: Sequence[str], ks: Sequence
     return (
         *(Cell(text=number(part.mean), detail=bounds(part, digits=2)) for part in found),
         Cell(text=number(turns.mean, digits=1)),
-        Cell(text=str(len(counted(results))), detail=f"({tasks} task{'s' * (tasks != 1)})" if tasks else ""),
+        Cell(text=str(len(with_verdict(results))), detail=f"({tasks} task{'s' * (tasks != 1)})" if tasks else ""),
     )
 
 

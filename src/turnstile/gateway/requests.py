@@ -13,7 +13,7 @@ from turnstile.errors import TaskError
 from turnstile.tasks.conversations.chat import message_of, tools_of
 from turnstile.tasks.conversations.conversation import with_parser_ids
 from turnstile.types import Message, Sampling, ToolSpec
-from turnstile.validation import first_problem, spelled, wrong
+from turnstile.validation import first_problem, format_place, wrong
 
 MAX_CHOICES = 128
 """The largest `n` of a request."""
@@ -215,4 +215,4 @@ def parse_body(kind: type[Body], data: bytes) -> Body:
         return kind.model_validate(given)
     except ValidationError as error:
         place, problems, _ = first_problem(error, given)
-        raise RefusedError(f"{spelled(place)} {wrong(problems)}"[:MAX_LINE]) from None
+        raise RefusedError(f"{format_place(place)} {wrong(problems)}"[:MAX_LINE]) from None

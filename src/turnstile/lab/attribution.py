@@ -21,8 +21,8 @@ def contributions(world: World, probabilities: F64) -> list[F64]:
     last = tokens[np.append(np.diff(turn) != 0, True)]  # a turn's last logit is its view and its whole action
     owner, column = world.path_of[last], world.logits[last]
     p, d = len(world.paths), world.parameters
-    said = sums(owner * d + column, np.ones(len(last)), p * d).reshape(p, d)
+    design = sums(owner * d + column, np.ones(len(last)), p * d).reshape(p, d)
     outcomes = np.array([sum(path.outcome.values()) for path in world.paths])
-    weighted = said * probabilities[:, None]
-    found = np.linalg.pinv(said.T @ weighted, rcond=1e-10, hermitian=True) @ (weighted.T @ outcomes)
+    weighted = design * probabilities[:, None]
+    found = np.linalg.pinv(design.T @ weighted, rcond=1e-10, hermitian=True) @ (weighted.T @ outcomes)
     return np.split(found[column], np.cumsum([len(path.steps) for path in world.paths])[:-1])

@@ -56,7 +56,7 @@ def controls(drawn: Drawn, true: Truth, *, independent: bool = True) -> Controls
 
     `independent`: no attempt is a branch of another.
     """
-    columns = _single(drawn, true) + (_crossed(drawn, true) if independent else [])
+    columns = _single(drawn, true) + (_cross_controls(drawn, true) if independent else [])
     values = np.stack(columns, axis=-1)
     sizes = np.maximum(np.abs(values).max(axis=(0, 1)), 1e-12)  # columns of one scale
     inverses = []
@@ -83,7 +83,7 @@ def _single(drawn: Drawn, true: Truth) -> list[F64]:
     return result
 
 
-def _crossed(drawn: Drawn, true: Truth) -> list[F64]:
+def _cross_controls(drawn: Drawn, true: Truth) -> list[F64]:
     """Return controls that multiply a quantity of an attempt by a quantity of the others of its group."""
     world, pi = drawn.player.world, drawn.at
     value = world.turn_weights("value")

@@ -108,7 +108,7 @@ def _gains(world: World, scores: Sequence[Score] | None) -> Callable[[F64, F64],
         return float(p @ total), float(p @ outcome)
 
     def against(pi: F64, begin: F64) -> tuple[float, float]:
-        results = [share * float(world.mixed(pi, begin, seat) @ own[seat]) for seat in world.seats]
+        results = [share * float(world.mix_probabilities(pi, begin, seat) @ own[seat]) for seat in world.seats]
         return float(np.mean(results)), float(np.mean(results))
 
     own = {seat: np.array([path.outcome.get(seat, 0.0) for path in world.paths]) for seat in world.seats}

@@ -68,8 +68,8 @@ def study_whole(subjects: Sequence[LossSubject], settings: Sequence[Setting]) ->
     The policy is the one that sampled.
     """
     chosen = [each for each in subjects if each.name in REGULARISERS]
-    measured = functools.partial(measure_regulariser, whole=True)
-    return _study(chosen, settings, DRIFTS[:1], loss_bench, measured, lambda found: None)
+    measure = functools.partial(measure_regulariser, whole=True)
+    return _study(chosen, settings, DRIFTS[:1], loss_bench, measure, lambda found: None)
 
 
 def study_factors(
@@ -89,18 +89,18 @@ def study_factors(
 def _study(
     subjects: Sequence[LossSubject],
     settings: Sequence[Setting],
-    drifts: Sequence[float],
-    make: Callable[..., LossBench],
-    measured: Callable[[LossSubject, LossBench], Figures],
-    done: Callable[[Line], None],
+    offsets: Sequence[float],
+    make_bench: Callable[..., LossBench],
+    measure: Callable[[LossSubject, LossBench], Figures],
+    on_line: Callable[[Line], None],
 ) -> list[Line]:
     lines = []
     for setting in settings:
-        for drift in drifts:
-            bench = make(setting, drift=drift)
+        for drift in offsets:
+            bench = make_bench(setting, drift=drift)
             for each in subjects:
-                lines.append(line(setting, each, functools.partial(measured, each, bench), drift=drift))
-                done(lines[-1])
+                lines.append(line(setting, each, functools.partial(measure, each, bench), drift=drift))
+                on_line(lines[-1])
     return lines
 
 
@@ -111,7 +111,7 @@ def factor_subject(kind: str, knobs: Mapping[str, Any] | None = None) -> LossSub
     return LossSubject(name=kind, loss=loss, knobs=given, broken=check_loss(loss))
 
 
-def declared_factors(kind: str) -> list[LossSubject]:
+def multiplier_subjects(kind: str) -> list[LossSubject]:
     """Return the kind with its defaults, and with each set of knobs that it declares."""
     knobs = [each.knobs for each in LOSS_MULTIPLIERS if each.kind == kind and each.knobs]
     return [factor_subject(kind, each) for each in ({}, *knobs)]
@@ -120,4 +120,4 @@ def declared_factors(kind: str) -> list[LossSubject]:
 def every_factor() -> list[LossSubject]:
     """Return plain policy gradient without a loss multiplier, and with each of the table."""
     bare = LossSubject(name=BARE, loss=PLAIN, broken=check_loss(PLAIN))
-    return [bare, *(each for kind in KINDS["loss_multiplier"] for each in declared_factors(kind))]
+    return [bare, *(each for kind in KINDS["loss_multiplier"] for each in multiplier_subjects(kind))]

@@ -119,7 +119,7 @@ def measure(subject: Subject, bench: Bench, *, exact: bool | None = None) -> Fig
         alone = 3 not in subject.broken and not remembers and not bench.branched
         exact = alone and outcomes(bench) <= MOST_GROUPS
     if exact:
-        mean, noise = enumerated(lambda drawn: credit(subject, drawn)[0], bench)
+        mean, noise = enumerate_gradient(lambda drawn: credit(subject, drawn)[0], bench)
         found = Adjusted(mean=mean, covariance=np.zeros((len(mean), len(mean))))
     else:
         gradients = bench.drawn.gradients(values)
@@ -133,7 +133,7 @@ def outcomes(bench: Bench) -> int:
     return int(sum(count**bench.size for count in np.bincount(bench.world.task).tolist()))
 
 
-def enumerated(advantages: Callable[[Drawn], F64], bench: Bench) -> tuple[F64, float]:
+def enumerate_gradient(advantages: Callable[[Drawn], F64], bench: Bench) -> tuple[F64, float]:
     """Return the exact mean of the gradient, f64[D], and its noise for one episode.
 
     The noise is the covariance's trace times the episodes of a group.

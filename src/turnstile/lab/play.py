@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from turnstile.lab.attribution import contributions
-from turnstile.lab.world import F64, I64, World, accumulate, expected
+from turnstile.lab.world import F64, I64, World, accumulate, expected_returns
 from turnstile.types import F32, I32, Completion, Group, Message, Sampling, Score, Stop, Task, Trajectory, Turn
 
 _SAMPLING = Sampling()
@@ -64,11 +64,11 @@ class Player:
         if not self._exact:
             world = self.world
             probabilities = world.probabilities(self.pi)
-            both = [self._by_turn(expected(world, probabilities, at)) for at in (world.before, world.after)]
+            both = [self._by_turn(expected_returns(world, probabilities, at)) for at in (world.before, world.after)]
             self._exact = list(zip(*both, strict=True))
         return self._exact[path]
 
-    def contributed(self, path: int) -> F32:
+    def turn_contributions(self, path: int) -> F32:
         """Return what each turn of a path adds to the outcome, f32[K], by the least squares of `contributions`."""
         if not self._contributed:
             found = contributions(self.world, self.world.probabilities(self.pi))
@@ -174,7 +174,7 @@ class Drawn:
             "implicit": [[b - a for a, b in zip(*turns, strict=True)] for turns in exact],
             "q": [np.array([own[-1] for own in after], dtype=np.float32) for _, after in exact],
             "v": [np.array([own[0] for own in before], dtype=np.float32) for before, _ in exact],
-            "progress": [self.player.contributed(path) for path in paths],
+            "progress": [self.player.turn_contributions(path) for path in paths],
         }
 
     def gradients(self, advantages: F64) -> F64:

@@ -78,7 +78,7 @@ def measure_regulariser(subject: LossSubject, bench: LossBench, *, whole: bool =
     if whole:
         exact = exact - _through_states(bench, numbers.detach().numpy())
     found = gradients(subject, bench)
-    return _judged(bench, found, bench.controls.mean(found), exact)
+    return _judge_gradient(bench, found, bench.controls.mean(found), exact)
 
 
 def _through_states(bench: LossBench, numbers: F64) -> F64:
@@ -118,10 +118,10 @@ def measure_value(subject: LossSubject, bench: LossBench) -> Figures:
         found[n] = -values.grad.numpy()
     exact = sums(at, weight * (before.baseline - now[at]), world.nodes)
     mean = Adjusted(mean=found.mean(axis=0), covariance=np.cov(found.T) / len(found))
-    return _judged(bench, found, mean, exact)
+    return _judge_gradient(bench, found, mean, exact)
 
 
-def _judged(bench: LossBench, found: F64, mean: Adjusted, exact: F64) -> Figures:
+def _judge_gradient(bench: LossBench, found: F64, mean: Adjusted, exact: F64) -> Figures:
     if np.linalg.norm(exact) < 1e-9:
         raise ConfigError("its objective has no gradient here")
     noise = float(found.var(axis=0, ddof=1).sum()) * bench.drawn.paths[0].size

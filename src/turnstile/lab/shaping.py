@@ -27,7 +27,7 @@ SHAPES: tuple[Shape, ...] = ("none", "potential", "gated")
 """No shaping; the term at the highest level; the term one below, behind the outcome's gate."""
 
 
-def shaped(world: World, shape: Shape) -> list[Score]:
+def shaped_scores(world: World, shape: Shape) -> list[Score]:
     """Return the sum of outcome, step rewards and the potential of the world's states on every path, [P]."""
     terms = [
         make_term("outcome", "signal", level=1, gate=Threshold(value=0.0)),
@@ -54,10 +54,10 @@ class Shaping:
 
 def study_shapes(world: World, subjects: Sequence[Subject], *, size: int = 8, groups: int = 512) -> list[Shaping]:
     """Measure every shaping on one world, at one policy and with the same groups."""
-    plain = np.array([score.total for score in shaped(world, "none")])
+    plain = np.array([score.total for score in shaped_scores(world, "none")])
     found = []
     for shape in SHAPES:
-        scores = shaped(world, shape)
+        scores = shaped_scores(world, shape)
         totals = np.array([score.total for score in scores])
         bench = make_bench(world, some_policy(world), size=size, groups=groups, scores=scores)
         added = totals - plain

@@ -29,7 +29,7 @@ def subject(kind: str, knobs: Mapping[str, Any] | None = None) -> Subject:
     return Subject(name=kind, estimator=estimator, knobs=given, broken=broken)
 
 
-def declared(kind: str) -> list[Subject]:
+def declared_subjects(kind: str) -> list[Subject]:
     """Return the kind with each set of knobs that it declares, or with its defaults if it declares none."""
     knobs = [each.knobs for each in DECLARED if each.kind == kind]
     return [subject(kind, each) for each in knobs or [{}]]
@@ -37,4 +37,4 @@ def declared(kind: str) -> list[Subject]:
 
 def everyone() -> list[Subject]:
     """Return every kind of the table with each set of knobs that it declares."""
-    return [each for kind in KINDS["credit"] for each in declared(kind)]
+    return [each for kind in KINDS["credit"] for each in declared_subjects(kind)]

@@ -98,7 +98,7 @@ class World:
         logs = np.add.reduceat(np.log(np.maximum(pi, 1e-300))[self.logits], self.first)
         return chance * np.exp(logs)
 
-    def mixed(self, pi: F64, other: F64, seat: str) -> F64:
+    def mix_probabilities(self, pi: F64, other: F64, seat: str) -> F64:
         """Return the probability of each path given its task, f64[P], if `seat` plays `pi` and the others `other`."""
         own = np.array([path.steps[t].seat == seat for path in self.paths for t in range(len(path.steps))])
         turns = np.array([len(path.steps) for path in self.paths])
@@ -168,7 +168,7 @@ def list_world(process: Process) -> World:
         task=np.array(task, dtype=np.int64),
         node=np.array([place for place, by in enumerate(nodes.values()) for _ in by], dtype=np.int64),
         names=tuple(
-            f"{view} | {' '.join(map(str, (*said, token)))}" for (view, said), by in nodes.items() for token in by
+            f"{view} | {' '.join(map(str, (*tokens, token)))}" for (view, tokens), by in nodes.items() for token in by
         ),
         logits=logits,
         path_of=path_of,
@@ -220,8 +220,8 @@ def _paths(
                 yield from _paths(process, nodes, branch.state, (*so_far, step), here)
 
 
-def _situation(known: dict[tuple[State, tuple[int, ...]], int], step: Step, said: int) -> int:
-    return known.setdefault((step.state, step.tokens[:said]), len(known))
+def _situation(known: dict[tuple[State, tuple[int, ...]], int], step: Step, count: int) -> int:
+    return known.setdefault((step.state, step.tokens[:count]), len(known))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,7 +241,7 @@ def truth(world: World, pi: F64) -> Truth:
     """Return exact expectations under the policy `pi` f64[D]."""
     p = world.probabilities(pi)
     share = p / len(world.process.starts)
-    baseline = expected(world, p, world.before)
+    baseline = expected_returns(world, p, world.before)
     outcome = np.array([sum(path.outcome.values()) for path in world.paths])
     steps = np.array([sum(step.reward for step in path.steps) for path in world.paths])
     return Truth(
@@ -251,11 +251,11 @@ def truth(world: World, pi: F64) -> Truth:
         outcome_gradient=share @ world.scores(pi, world.turn_weights("outcome")),
         probabilities=p,
         baseline=baseline,
-        advantage=expected(world, p, world.after) - baseline,
+        advantage=expected_returns(world, p, world.after) - baseline,
     )
 
 
-def expected(world: World, probabilities: F64, situation: I64) -> F64:
+def expected_returns(world: World, probabilities: F64, situation: I64) -> F64:
     """Return the expected return to go of the agent in each of these situations [tokens of all paths].
 
     The situations are the world's `before` or `after`.

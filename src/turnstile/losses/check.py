@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from turnstile.batching.batch import PER_TOKEN, Batch
-from turnstile.credit.invariants import DoesNotApply, Finding, broken, declared, examine, goes
+from turnstile.credit.invariants import DoesNotApply, Finding, broken, declarations, examine, format_change
 from turnstile.losses.base import Metrics, Scope, TokenLoss, needs_of
 
-DECLARED = declared("loss")
-LOSS_MULTIPLIERS = declared("loss_multiplier")
+DECLARED = declarations("loss")
+LOSS_MULTIPLIERS = declarations("loss_multiplier")
 """What losses and loss multipliers declare of the invariants; a multiplier together with any loss that keeps them."""
 
 
@@ -113,7 +113,7 @@ def _differ(what: str, expected: Tensor, actual: Tensor, *, rtol: float = 0.0) -
     if torch.allclose(expected, actual, rtol=rtol, atol=0):
         return None
     n = int((expected - actual).abs().nan_to_num(nan=torch.inf).argmax())
-    return f"{what}, the loss of token {n} {goes(float(expected[n]), float(actual[n]))}"
+    return f"{what}, the loss of token {n} {format_change(float(expected[n]), float(actual[n]))}"
 
 
 def _gradient(run: Run, logprobs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

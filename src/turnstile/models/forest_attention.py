@@ -85,7 +85,7 @@ def _forward(
 
 
 def _backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, causal: bool,
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Return the gradients of queries [1, Hq, m, D], keys and values [1, Hkv, n, D] from that of the output.
@@ -97,11 +97,11 @@ def _backward(
     heads, kv_heads = query.shape[1], key.shape[1]
     group = heads // kv_heads
     if group * _rounds(kv_heads) <= _rounds(heads):
-        grads: tuple[Tensor, ...] = flash_backward(grad, query, key, value, out, sums, 0.0, causal, scale=scale)
+        grads: tuple[Tensor, ...] = flash_backward(grad, query, key, value, out, lse, 0.0, causal, scale=scale)
         return grads
-    grad, query, out, sums = (x[0].unflatten(0, (-1, group)).transpose(0, 1) for x in (grad, query, out, sums))
+    grad, query, out, lse = (x[0].unflatten(0, (-1, group)).transpose(0, 1) for x in (grad, query, out, lse))
     key, value = (x.expand(group, -1, -1, -1) for x in (key, value))
-    query_grad, *other_grads = flash_backward(grad, query, key, value, out, sums, 0.0, causal, scale=scale)
+    query_grad, *other_grads = flash_backward(grad, query, key, value, out, lse, 0.0, causal, scale=scale)
     return query_grad.transpose(0, 1).flatten(0, 1)[None], *(x.sum(dim=0, keepdim=True) for x in other_grads)
 
 
@@ -300,11 +300,11 @@ def block_mask(subtree_end: Tensor) -> BlockMask:
     full = before & (ends.amin(dim=1) > last)  # never for an incomplete last block: no subtree ends after it
     part = (some & ~full) | (index[None] == index[:, None])
     return BlockMask.from_kv_blocks(
-        *_listed(part), *_listed(full), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(length, length)
+        *_list_blocks(part), *_list_blocks(full), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(length, length)
     )
 
 
-def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def _list_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Return the number of True entries of each row, i32[1, 1, n], and the columns, those first, i32[1, 1, n, n]."""
     order = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     return blocks.sum(dim=1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]

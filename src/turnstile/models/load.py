@@ -63,7 +63,7 @@ def model_folder(name: str) -> str:
     Raises ConfigError if `name` looks like a local folder that does not exist.
     """
     if name in PACKAGED:
-        return str(_converted(name))
+        return str(_convert(name))
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -127,7 +127,7 @@ def _from_hub(loader: Any, name: str, **kwargs: Any) -> Any:
         raise ConfigError(f"model {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
 
 
-def _converted(name: str) -> Path:
+def _convert(name: str) -> Path:
     """Return the cached Hugging Face folder of a packaged model, converting it if necessary."""
     gguf = PACKAGED[name][1]
     target = cache_dir() / "models" / name

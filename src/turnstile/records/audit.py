@@ -67,9 +67,9 @@ def audit(run: Path, expected: Expected, *, record: bool = False) -> Audit:
         states = {State(name): count for name, count in db.execute("SELECT state, COUNT(*) FROM attempts GROUP BY 1")}
         lost_count, lost = _summarize(_lost(db, committed, expected))
         if record and committed is not None:
-            count, lines = _unrecorded(db, run, committed)
+            count, lines = _find_unrecorded(db, run, committed)
             lost_count, lost = lost_count + count, [*lost, *lines]
-        overused_count, overused = _summarize(_overused(db, expected))
+        overused_count, overused = _summarize(_find_overused(db, expected))
         tasks = task_balances(db)
         return Audit(
             committed=committed,
@@ -120,7 +120,7 @@ def _lost(db: sqlite3.Connection, committed: int | None, expected: Expected) -> 
         yield 1, f"{name} is admitted, but nothing was trained on it"
 
 
-def _overused(db: sqlite3.Connection, expected: Expected) -> Iterable[Finding]:
+def _find_overused(db: sqlite3.Connection, expected: Expected) -> Iterable[Finding]:
     """Yield attempts trained on more often than the recipe allows, or without having been admitted."""
     for name, count in db.execute(
         f"SELECT {_NAME}, u.uses FROM (SELECT attempt, COUNT(*) uses FROM uses GROUP BY 1 HAVING uses > ?) u "
@@ -135,7 +135,7 @@ def _overused(db: sqlite3.Connection, expected: Expected) -> Iterable[Finding]:
         yield 1, f"{name} is {state}, but was trained on"
 
 
-def _unrecorded(db: sqlite3.Connection, run: Path, committed: int) -> tuple[int, list[str]]:
+def _find_unrecorded(db: sqlite3.Connection, run: Path, committed: int) -> tuple[int, list[str]]:
     """Return the attempts whose tokens differ between ledger and record, or that one of them lacks."""
     in_ledger = {
         (group, number): tokens

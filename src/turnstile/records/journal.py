@@ -78,7 +78,7 @@ class Journal:
         stages = tuple(turn.stage for turn in trajectory.turns)
         self._write(step, JournalLine(group=bare.group, attempt=bare.attempt, playing=playing, end=bare, stages=stages))
 
-    def finished(self, step: int) -> Mapping[Key, Trajectory]:
+    def finished_attempts(self, step: int) -> Mapping[Key, Trajectory]:
         """Return the complete attempts of a step that ended. Raises LedgerError for a file of another version."""
         path = self._path(step)
         playing: dict[Key, str] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
+from pydantic import NonNegativeFloat
 
 from turnstile.errors import ConfigError
 from turnstile.types import F32, Stop, Task, Trajectory
@@ -24,12 +25,12 @@ def exact(
         raise ConfigError(
             f"reward 'exact': task {task.id!r} has no {key!r} in its data (there: {', '.join(task.data) or 'nothing'})"
         )
-    said = trajectory.turns[-1].message.content if trajectory.turns else ""
+    answer = trajectory.turns[-1].message.content if trajectory.turns else ""
     if pattern:
-        found = [match for match in compiled("exact", pattern).finditer(said) if match.group()]
-        said = (found[-1].group(1) if found[-1].re.groups else found[-1].group()) if found else ""
-    said, wanted = (said or "").strip(), str(task.data[key]).strip()
-    return float(said.casefold() == wanted.casefold() if ignore_case else said == wanted)
+        found = [match for match in compile_pattern("exact", pattern).finditer(answer) if match.group()]
+        answer = (found[-1].group(1) if found[-1].re.groups else found[-1].group()) if found else ""
+    answer, wanted = (answer or "").strip(), str(task.data[key]).strip()
+    return float(answer.casefold() == wanted.casefold() if ignore_case else answer == wanted)
 
 
 def regex(task: Task, trajectory: Trajectory, *, pattern: str) -> float | None:
@@ -37,23 +38,23 @@ def regex(task: Task, trajectory: Trajectory, *, pattern: str) -> float | None:
 
     Raises ConfigError if `pattern` is not a regular expression.
     """
-    search = compiled("regex", pattern).search
+    search = compile_pattern("regex", pattern).search
     if trajectory.stop is Stop.ERROR:
         return None
     return float(bool(trajectory.turns and search(trajectory.turns[-1].message.content)))
 
 
-def well_formed(task: Task, trajectory: Trajectory, *, pattern: str, malus: float = 0.0) -> F32:
+def well_formed(task: Task, trajectory: Trajectory, *, pattern: str, malus: NonNegativeFloat = 0.0) -> F32:
     """1 for a turn whose whole message matches `pattern`, `-malus` for any other, f32[K].
 
     Spaces at the ends do not count. Raises ConfigError if `pattern` is not a regular expression.
     """
-    matches = compiled("format", pattern).fullmatch
+    matches = compile_pattern("format", pattern).fullmatch
     hits = [bool(matches(turn.message.content.strip())) for turn in trajectory.turns]
     return np.where(hits, 1.0, -malus).astype(np.float32)
 
 
-def compiled(kind: str, pattern: str) -> re.Pattern[str]:
+def compile_pattern(kind: str, pattern: str) -> re.Pattern[str]:
     """Compile a pattern in which a dot is any character. Raises ConfigError if it is not a regular expression."""
     try:
         return re.compile(pattern, re.DOTALL)

@@ -60,7 +60,7 @@ def make_term(
     if not callable(function):
         raise ConfigError(f"reward kind {label!r} is {type(function).__name__}, not a function")
     name = name or label
-    given = _checked(function, label, name, dict(knobs or {}))
+    given = _check_knobs(function, label, name, dict(knobs or {}))
     bound = functools.partial(function, **given) if given else function
     return Term(
         name=name,
@@ -72,7 +72,7 @@ def make_term(
     )
 
 
-def _checked(function: Callable[..., Any], label: str, name: str, knobs: dict[str, Any]) -> dict[str, Any]:
+def _check_knobs(function: Callable[..., Any], label: str, name: str, knobs: dict[str, Any]) -> dict[str, Any]:
     """Return the knobs to bind, after checking them against the signature."""
     parameters = list(inspect.signature(function).parameters.values())
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

@@ -41,7 +41,7 @@ def sum_terms(by_term: Mapping[str, F32], length: int) -> F32:
     return total.astype(np.float32)
 
 
-def failed(trajectory: Trajectory) -> Score:
+def failure_score(trajectory: Trajectory) -> Score:
     """Return the score of an infrastructure failure: no reward, and out of both the baseline and the gradient."""
     turn = np.zeros(len(trajectory.turns), dtype=np.float32)
     return Score(outcome=None, turn=turn, total=0.0, in_baseline=False, in_gradient=False)
@@ -55,12 +55,12 @@ def _compose(terms: Sequence[Term], task: Task, trajectory: Trajectory, *, obey:
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ConfigError(f"reward terms must have different names, but {', '.join(map(repr, twice))} occurs twice")
     if trajectory.stop is Stop.ERROR:
-        return failed(trajectory)
+        return failure_score(trajectory)
     values = {}
     for term in terms:
         value = term.values(task, trajectory)
         if value is None:
-            return failed(trajectory)
+            return failure_score(trajectory)
         values[term.name] = value
     gates = {
         term.name: not obey or term.gate.passes(float(values[term.name].sum()))

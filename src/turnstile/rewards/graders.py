@@ -49,7 +49,7 @@ class Stateless:
         """Do nothing: there is nothing to release."""
 
 
-def told(trajectory: Trajectory, **signals: JSON) -> Trajectory:
+def with_signals(trajectory: Trajectory, **signals: JSON) -> Trajectory:
     """Return the trajectory with further signals of its episode."""
     return replace(trajectory, signals={**trajectory.signals, **signals})
 
@@ -59,6 +59,6 @@ class Clock(Stateless):
 
     async def grade(self, groups: Sequence[Group], step: int | None) -> list[Group]:
         return [
-            replace(group, trajectories=tuple(told(one, training_step=step) for one in group.trajectories))
+            replace(group, trajectories=tuple(with_signals(one, training_step=step) for one in group.trajectories))
             for group in groups
         ]

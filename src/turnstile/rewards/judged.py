@@ -48,7 +48,7 @@ def rubric(
     if found is None:
         return None
     shares = {name: _number(value, f"{signal}.{name}", "rubric") for name, value in found.items()}
-    return _weighted(shares, _own(task, key, weights, "rubric"), "rubric")
+    return _weighted_mean(shares, _own(task, key, weights, "rubric"), "rubric")
 
 
 def checklist(
@@ -70,7 +70,7 @@ def checklist(
     for name, item in found.items():
         if not isinstance(item, Mapping) or not isinstance(item.get("met"), bool):
             raise ConfigError(f"reward 'checklist' wants met to be true or false, but {signal}.{name} = {item!r}")
-    return _weighted(
+    return _weighted_mean(
         {name: float(item["met"]) for name, item in found.items()}, _own(task, key, weights, "checklist"), "checklist"
     )
 
@@ -106,7 +106,7 @@ def _own(task: Task, key: str, weights: Mapping[str, float] | None, kind: str) -
     return found or {}
 
 
-def _weighted(shares: Mapping[str, float], weights: Mapping[str, float], kind: str) -> float:
+def _weighted_mean(shares: Mapping[str, float], weights: Mapping[str, float], kind: str) -> float:
     for name in weights:
         if name not in shares:
             raise ConfigError(f"reward {kind!r} weighs {name!r}, of which there is no verdict; {nearest(name, shares)}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from turnstile.errors import ConfigError
 from turnstile.lookup import nearest
-from turnstile.rewards.compose import failed, sum_terms
+from turnstile.rewards.compose import failure_score, sum_terms
 from turnstile.types import Score, Stop, Trajectory
 
 End = Literal["grade", "zero", "half", "mask", "drop"]
@@ -49,7 +49,7 @@ class StopRules:
         What a rule took from a step term moves from `granted` to `withheld`, by `on_stop.STOP`.
         """
         if trajectory.stop is Stop.ERROR:
-            return failed(trajectory)
+            return failure_score(trajectory)
         if score.outcome is None:
             return score
         match self.table.get(trajectory.stop, "grade"):
@@ -60,12 +60,12 @@ class StopRules:
             case "drop":
                 return replace(score, in_gradient=False, in_baseline=False)
             case "zero":
-                return _scaled(score, 0.0, 0.0, f"on_stop.{trajectory.stop.value}")
+                return _scale(score, 0.0, 0.0, f"on_stop.{trajectory.stop.value}")
             case "half":
-                return _scaled(score, 0.5, 1.0, f"on_stop.{trajectory.stop.value}")
+                return _scale(score, 0.5, 1.0, f"on_stop.{trajectory.stop.value}")
 
 
-def _scaled(score: Score, positive: float, negative: float, end: str) -> Score:
+def _scale(score: Score, positive: float, negative: float, end: str) -> Score:
     """Return a score with every reward times `positive` or `negative`, by its sign; `end` withholds the difference."""
     assert score.outcome is not None
     outcome = {agent: value * (positive if value > 0 else negative) for agent, value in score.outcome.items()}

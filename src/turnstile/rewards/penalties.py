@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from pydantic import NonNegativeFloat
+
 from turnstile.errors import ConfigError
 from turnstile.rewards.recorded import episode_number, episode_signal
 from turnstile.types import Stop, Task, Trajectory
@@ -71,7 +73,13 @@ def _count(task: Task, trajectory: Trajectory, fault: str) -> float | None:
 
 
 def tool_bonus(
-    task: Task, trajectory: Trajectory, *, steps: int, each: float = 0.1, most: float = 1.0, but: Sequence[str] = ()
+    task: Task,
+    trajectory: Trajectory,
+    *,
+    steps: int,
+    each: NonNegativeFloat = 0.1,
+    most: NonNegativeFloat = 1.0,
+    but: Sequence[str] = (),
 ) -> float | None:
     """mu(s) min(`most`, `each` * n) for n tool calls in the episode (after SPEAR, arXiv 2509.22601).
 

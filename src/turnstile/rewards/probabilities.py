@@ -13,7 +13,7 @@ from turnstile.agents.base import Renderer, Tokenizer
 from turnstile.agents.history import ids_before, messages_before
 from turnstile.engines.base import Engine, ScoringEngine
 from turnstile.errors import ConfigError
-from turnstile.rewards.graders import Stateless, told
+from turnstile.rewards.graders import Stateless, with_signals
 from turnstile.types import I32, Group, Stop, Task, Trajectory
 
 PLACE = "{answer}"
@@ -70,7 +70,7 @@ class AnswerProbabilities(Stateless):
             finally:
                 engine.close(anchor)
         pairs = zip(group.trajectories, found, strict=True)
-        return replace(group, trajectories=tuple(told(one, answer_probabilities=known) for one, known in pairs))
+        return replace(group, trajectories=tuple(with_signals(one, answer_probabilities=known) for one, known in pairs))
 
     def check(self, task: Task) -> None:
         """Raise ConfigError for a task without an answer."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from pydantic import NonNegativeFloat
 
 from turnstile.rewards.recorded import turn_signal
 from turnstile.types import F32, Task, Trajectory, Turn
 
 
-def valid_format(task: Task, trajectory: Trajectory, *, malus: float = 0.0) -> F32:
+def valid_format(task: Task, trajectory: Trajectory, *, malus: NonNegativeFloat = 0.0) -> F32:
     """1 for a turn in which a tool call could be read, `-malus` for any other."""
     return where(trajectory, lambda turn: bool(turn_signal(turn, "parsed", "valid_format")), otherwise=-malus)
 

@@ -17,7 +17,7 @@ from turnstile.agents.base import Scaffold
 from turnstile.agents.history import with_hint
 from turnstile.engines.base import Engine, RemoteEngine
 from turnstile.engines.remote.downtime import DowntimeTracker, report_downtime
-from turnstile.envs.base import Env, Step, reached
+from turnstile.envs.base import Env, Step, reached_rates
 from turnstile.errors import EngineError, InfrastructureError, SandboxError, VerifierError
 from turnstile.tracking.board import EpisodeStatus
 from turnstile.types import I32, JSON, Message, Sampling, Stage, Stop, Task, ToolSpec, Trajectory, Turn
@@ -111,15 +111,15 @@ async def play(  # noqa: PLR0913 - called in one place, by keyword
             await episode.check_engine()
             stop = Stop.TIMEOUT
         on_status(EpisodeStatus.GRADING)
-        played = episode.played(stop, await episode.measure())
-        return replace(played, rates=reached(env, played))
+        played = episode.to_trajectory(stop, await episode.measure())
+        return replace(played, rates=reached_rates(env, played))
     except InfrastructureError as failure:
         error = f"{type(failure).__name__}: {failure}"
     except Exception as fault:
         if episode.downtime is not None or episode.reporting or not tolerates(fault):
             raise  # an error in the engine or in `on_turn`, which other episodes share
         error = f"{type(fault).__name__}: {fault}"
-    return replace(episode.played(Stop.ERROR, {}), error=error)
+    return replace(episode.to_trajectory(Stop.ERROR, {}), error=error)
 
 
 class _Episode:
@@ -154,7 +154,7 @@ class _Episode:
 
     async def run(self, clock: asyncio.Timeout) -> Stop:
         """Play turns until one ends the episode, and return why. `clock` is extended by the engine's downtime."""
-        start = await self._timed("environment", self.env.reset(self.task))
+        start = await self._time_phase("environment", self.env.reset(self.task))
         self.opened, self.opening, self.tools = True, tuple(start.messages), tuple(start.tools)
         renderer, parser = self.scaffold.renderer, self.scaffold.parser
         history = list(with_hint(start.messages, self.attempt.hint))
@@ -166,7 +166,9 @@ class _Episode:
                 return budget
             sampling = replace(self.sampling, max_tokens=budget, stop=renderer.stop, seed=self.seeds.draw(prompt_ids))
             with report_downtime(functools.partial(self._on_downtime, clock)) as self.downtime:
-                completion = await self._timed("generate", self.engine.generate(prompt_ids, sampling, self.session))
+                completion = await self._time_phase(
+                    "generate", self.engine.generate(prompt_ids, sampling, self.session)
+                )
             self.downtime = None
             message = parser.parse(renderer.text(completion.token_ids), start.tools)
             step = await self._act(
@@ -195,7 +197,7 @@ class _Episode:
         self.turns[number] = turn = replace(turn, state_key=self.env.state_key(), stage=Stage.DELIVERED)
         self._report_turn(number, turn)
         began = time.monotonic()
-        step = await self._timed("environment", self.env.step(turn.message))
+        step = await self._time_phase("environment", self.env.step(turn.message))
         self.turns[number] = turn = replace(
             turn,
             observation=step.messages,
@@ -230,7 +232,7 @@ class _Episode:
         finally:
             self.times["measure"] = time.monotonic() - began
 
-    def played(self, stop: Stop, signals: Mapping[str, JSON]) -> Trajectory:
+    def to_trajectory(self, stop: Stop, signals: Mapping[str, JSON]) -> Trajectory:
         """Return the trajectory so far, with the reason why it stopped."""
         return Trajectory(
             task_id=self.task.id,
@@ -297,7 +299,7 @@ class _Episode:
             return Stop.TURNS
         return None
 
-    async def _timed(self, phase: str, work: Awaitable[T]) -> T:
+    async def _time_phase(self, phase: str, work: Awaitable[T]) -> T:
         began = time.monotonic()
         self.on_status(EpisodeStatus.GENERATING if phase == "generate" else EpisodeStatus.ACTING)
         try:

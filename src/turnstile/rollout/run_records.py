@@ -64,7 +64,7 @@ class StepRecords(EpisodeCallback):
         tasks = {(attempt.group, attempt.number): task.id for task, attempt in jobs}
         finished = {
             key: trajectory
-            for key, trajectory in self._records.journal.finished(self._step).items()
+            for key, trajectory in self._records.journal.finished_attempts(self._step).items()
             if key in tasks and trajectory.stop is not Stop.ERROR  # which is played again
         }
         self._records.ledger.issue(self._step, tasks.items(), finished)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from turnstile.records.audit import Audit, Expected, audit
 from turnstile.records.run_diff import RecordDifference, first_difference
-from turnstile.runs.run_folder import changed, read_recipe, read_resolved
+from turnstile.runs.run_folder import changed_keys, read_recipe, read_resolved
 from turnstile.tracking.jsonl import read_metrics
 from turnstile.trainer import checkpoint
 
@@ -79,8 +79,8 @@ def compare_runs(one: Path, other: Path) -> Difference:
             (step for step in sums[0].keys() & sums[1].keys() if sums[0][step] != sums[1][step]), default=None
         )
     return Difference(
-        recipe=changed(recipe, another) + changed(ours.get("given", {}), theirs.get("given", {})),
-        versions=changed(ours["versions"], theirs["versions"]) + changed(ours["git"], theirs["git"], "git."),
+        recipe=changed_keys(recipe, another) + changed_keys(ours.get("given", {}), theirs.get("given", {})),
+        versions=changed_keys(ours["versions"], theirs["versions"]) + changed_keys(ours["git"], theirs["git"], "git."),
         record=found if isinstance(found, RecordDifference) else None,
         equal_until=found if isinstance(found, int) else found.step - 1,
         weights=weights,

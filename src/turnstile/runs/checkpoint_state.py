@@ -14,7 +14,7 @@ from turnstile.config import Recipe
 from turnstile.credit.base import Estimator
 from turnstile.envs.base import Env, rates_of
 from turnstile.errors import ConfigError, LedgerError
-from turnstile.evaluation.metrics import EpisodeResult, counted
+from turnstile.evaluation.metrics import EpisodeResult, with_verdict
 from turnstile.lookup import nearest, resolve
 from turnstile.records.ledger import FILE
 from turnstile.rollout.replay_buffer import ReplayBuffer
@@ -173,8 +173,8 @@ def check_keep_best(recipe: Recipe, env: Callable[..., Env] | None = None) -> No
 def _heldout(results: Mapping[str, Sequence[EpisodeResult]], of: str) -> dict[int, float]:
     """Return the mean of a rate or a number in each intermediate evaluation that has it, by step."""
     means = {
-        int(name.removeprefix("step-")): float(np.mean([result.value(of) for result in counted(found)]))
+        int(name.removeprefix("step-")): float(np.mean([result.value(of) for result in with_verdict(found)]))
         for name, found in results.items()
-        if name.startswith("step-") and counted(found)
+        if name.startswith("step-") and with_verdict(found)
     }
     return {step: mean for step, mean in means.items() if not np.isnan(mean)}

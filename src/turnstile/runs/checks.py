@@ -13,7 +13,7 @@ from turnstile.rewards.build import Scorer
 from turnstile.runs.checkpoint_state import check_keep_best
 from turnstile.runs.rehearsal import rehearsal_objective
 from turnstile.runs.scripted import check_scripts
-from turnstile.runs.sft import read_talks
+from turnstile.runs.sft import read_recipe_conversations
 from turnstile.runs.task_validation import refuse_failed
 from turnstile.tasks.conversations.conversation import Conversation
 from turnstile.trainer.learner import Objective
@@ -59,6 +59,6 @@ def check_parts(
     estimator = bind("credit", recipe.credit, given=GIVEN)
     check_scripts(recipe)
     check_keep_best(recipe, env)
-    conversations = read_talks(recipe)
+    conversations = read_recipe_conversations(recipe)
     check_models(recipe)
     return CheckedParts(scorer=scorer, objective=objective, estimator=estimator, conversations=conversations)

@@ -17,13 +17,13 @@ from turnstile.agents.base import Renderer
 from turnstile.batching.rows import rows_of
 from turnstile.config import Recipe
 from turnstile.errors import EngineError
-from turnstile.rewards.compose import failed
+from turnstile.rewards.compose import failure_score
 from turnstile.rollout.episode import Attempt
 from turnstile.rollout.failures import Failures
 from turnstile.rollout.workers import LOG, AttemptEnded, PlayJobs, Worker
 from turnstile.runs.checks import check_parts
 from turnstile.runs.session import peak_memory_mb
-from turnstile.runs.sft import play_talks
+from turnstile.runs.sft import play_conversations
 from turnstile.runs.worker import Setup
 from turnstile.trainer.learner import Learner
 from turnstile.types import Group, Row, Task
@@ -50,7 +50,11 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="turnstile-dry-") as folder:
         make_trackers(recipe, Path(folder)).close()
     agent = make_agent(recipe)
-    told = {"conversations to learn from": play_talks(recipe, conversations, agent).summary()} if conversations else {}
+    learnable = (
+        {"conversations to learn from": play_conversations(recipe, conversations, agent).summary()}
+        if conversations
+        else {}
+    )
     learner = make_learner(recipe, agent)
     group, playing = asyncio.run(_play(recipe, agent, tasks[0]))
     updating = _update(recipe, learner, group, agent.scaffold.renderer)
@@ -67,7 +71,7 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
     return {
         "training tasks": len(tasks),
         "held-out tasks": len(heldout),
-        **told,
+        **learnable,
         "parameters": f"{sum(p.numel() for p in agent.model.parameters()) / 1e6:.1f} M",
         "trained": f"{sum(p.numel() for p in learner.parameters) / 1e6:.1f} M",
         "device, dtype": f"{agent.model.device}, {str(agent.model.dtype).removeprefix('torch.')}",
@@ -117,8 +121,8 @@ async def _play_elsewhere(recipe: Recipe, task: Task) -> float:
             worker.send(PlayJobs(jobs))
             left = len(jobs)
             while left:
-                told = await worker.receive()
-                left -= isinstance(told, AttemptEnded) and not told.will_retry
+                event = await worker.receive()
+                left -= isinstance(event, AttemptEnded) and not event.will_retry
         except EngineError as error:
             raise EngineError("; ".join([str(error), *worker.new_output()[-1:]])) from None
         finally:
@@ -137,7 +141,7 @@ def _update(recipe: Recipe, learner: Learner, group: Group, renderer: Renderer) 
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="turnstile-dry-") as folder:
         for provider in make_logprob_providers(recipe, objective, learner, Path(folder), renderer=renderer):
-            provider.on_step_start([group], [[failed(trajectory) for trajectory in group.trajectories]])
+            provider.on_step_start([group], [[failure_score(trajectory) for trajectory in group.trajectories]])
             rows = provider.provide(rows, objective.sampling)
     if rows:
         learner.update(rows, objective)

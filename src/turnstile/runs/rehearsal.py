@@ -53,7 +53,7 @@ async def store_samples(run: RunContext, replay: Path | None) -> None:
     if not wanted.tasks:
         return
     if replay is not None:
-        found = [(entry.group, list(entry.scores)) for entry in _recorded(replay)]
+        found = [(entry.group, list(entry.scores)) for entry in _read_rehearsal(replay)]
         if not found:
             raise ReplayError(f"run {str(replay)!r} has recorded no samples for [rehearsal], and its recipe wants some")
     else:
@@ -78,7 +78,7 @@ def read_rehearsal(run: RunContext) -> Rehearsal | None:
     wanted = run.recipe.rehearsal
     kept = tuple(
         trajectory
-        for entry in _recorded(run.folder)
+        for entry in _read_rehearsal(run.folder)
         for trajectory, score in zip(entry.group.trajectories, entry.scores, strict=True)
         if score.outcome is not None
         and score.in_gradient
@@ -93,5 +93,5 @@ def read_rehearsal(run: RunContext) -> Rehearsal | None:
     return Rehearsal(episodes=kept, objective=objective, batch=wanted.batch, seed=run.recipe.seed)
 
 
-def _recorded(folder: Path) -> Iterator[Entry]:
+def _read_rehearsal(folder: Path) -> Iterator[Entry]:
     return read_record(folder, phase="warmstart", label=REHEARSAL)

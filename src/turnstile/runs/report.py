@@ -91,8 +91,8 @@ def named_pairs(results: Mapping[str, Sequence[EpisodeResult]]) -> list[tuple[st
 
 
 def _alerts(run: Path) -> list[Alert]:
-    said = [message for message in read_messages(run) if message["level"] != "info"]
-    return [Alert(level=str(message["level"]), line=str(message["message"])) for message in said]
+    messages = [message for message in read_messages(run) if message["level"] != "info"]
+    return [Alert(level=str(message["level"]), line=str(message["message"])) for message in messages]
 
 
 def _missing(recipe: Recipe, trained: bool, evaluated: bool) -> list[str]:

@@ -54,7 +54,7 @@ def open_run(run: Path, recipe: Recipe, *, fresh: bool, given: Mapping[str, str]
             old = _absolute(before["recipe"], run)
         except ConfigError as error:
             raise ConfigError(f"{error}; give another run name, or --fresh to start {run} anew") from None
-        names = changed(old, resolved) + changed(before.get("given", {}), given)
+        names = changed_keys(old, resolved) + changed_keys(before.get("given", {}), given)
         if names and not any((run / "checkpoints").glob("step-*")) and not read_results(run):
             return open_run(run, recipe, fresh=True, given=given)  # nothing was finished
         if names:
@@ -190,11 +190,11 @@ def _movable(recipe: dict[str, Any], run: Path) -> dict[str, Any]:
     for section, key in PATHS:
         path = Path(str(recipe[section].get(key) or ""))  # one knob of some kinds of sandbox
         if path.is_absolute() and path.is_relative_to(here) and run.is_relative_to(here):
-            moved[section] = {**moved[section], key: _dotted(os.path.relpath(path, run))}
+            moved[section] = {**moved[section], key: _as_path(os.path.relpath(path, run))}
     return moved
 
 
-def _dotted(path: str) -> str:
+def _as_path(path: str) -> str:
     """Return a path in a form that cannot be mistaken for a name."""
     return path if path.startswith(".") else f"./{path}"
 
@@ -241,13 +241,13 @@ def drop_results(run: Path, name: str) -> None:
     (run / "evaluations" / f"{name}.jsonl").unlink()
 
 
-def changed(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+def changed_keys(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
     """Return the dotted names of the values that differ."""
     names = []
     for key in sorted({*before, *now}):
         old, new = before.get(key), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
-            names += changed(old, new, f"{prefix}{key}.")
+            names += changed_keys(old, new, f"{prefix}{key}.")
         elif old != new:
             names.append(f"{prefix}{key}")
     return names

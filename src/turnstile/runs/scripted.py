@@ -74,7 +74,10 @@ async def demonstrate(
         label="demos",
         done=done,
     )
-    return [_marked(group, [step.trainable for step in script]) for group, script in zip(played, scripts, strict=True)]
+    return [
+        _mark_trainable(group, [step.trainable for step in script])
+        for group, script in zip(played, scripts, strict=True)
+    ]
 
 
 async def play_policy(
@@ -115,7 +118,7 @@ async def play_scripts(
 
     def speak(session: str, turn: int, prompt_ids: Any) -> str:
         place = int(session.partition("/")[2].partition("/")[0])
-        return said(tasks[place], acts[place](()), scaffold.parser, tools)
+        return write_action(tasks[place], acts[place](()), scaffold.parser, tools)
 
     engine = ScriptedEngine(scaffold.renderer, speak)
     player = make_player(recipe, world, scaffold, engine, recipe.episode.context)
@@ -123,7 +126,7 @@ async def play_scripts(
     return await player.groups(tasks, 1, label=label, seed=recipe.seed, done=done)
 
 
-def said(task: Task, message: Message, parser: Parser, tools: Sequence[ToolSpec]) -> str:
+def write_action(task: Task, message: Message, parser: Parser, tools: Sequence[ToolSpec]) -> str:
     """Return a script's action in an agent's syntax. Raises TaskError for one that would be read as another."""
     text = parser.write(message, tools)
     if _calls(parser.parse(text, tools)) != _calls(message):
@@ -164,7 +167,7 @@ def _reader(task: Task, messages: Sequence[Message]) -> Act:
     return act
 
 
-def _marked(group: Group, trainable: Sequence[bool]) -> Group:
+def _mark_trainable(group: Group, trainable: Sequence[bool]) -> Group:
     """Return the group of one with its turns marked as trainable or not.
 
     Raises TaskError for an episode that ended before its script, or in which an action was cut.

@@ -16,7 +16,7 @@ import numpy as np
 from turnstile.config import Kind, Recipe
 from turnstile.engines.base import Engine
 from turnstile.engines.local.transformers import TransformersEngine
-from turnstile.evaluation.metrics import EpisodeResult, compared, counted, from_group
+from turnstile.evaluation.metrics import EpisodeResult, compared_rates, from_group, with_verdict
 from turnstile.records.record import Recorder, label_of
 from turnstile.rewards.build import Scorer
 from turnstile.rollout.group import Player
@@ -121,10 +121,10 @@ def counter(tracker: Tracker, label: str, total: int) -> Callable[[Trajectory], 
 
 
 def _rates(results: Sequence[EpisodeResult]) -> str:
-    found = counted(results)
+    found = with_verdict(results)
     if not found:
         return f"{len(results)} episodes, none with a verdict"
-    means = (f"{name} {np.mean([result.value(name) for result in found]):.3f}" for name in compared(found))
+    means = (f"{name} {np.mean([result.value(name) for result in found]):.3f}" for name in compared_rates(found))
     return f"{', '.join(means)} ({len(found)} episodes)"
 
 

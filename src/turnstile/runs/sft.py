@@ -24,12 +24,12 @@ from turnstile.wiring.agent import Agent
 from turnstile.wiring.kinds import bind
 
 
-def read_talks(recipe: Recipe) -> list[Conversation]:
+def read_recipe_conversations(recipe: Recipe) -> list[Conversation]:
     """Read the conversations to learn from. Raises TaskError naming file and row for what cannot be read."""
     return read_conversations(recipe.sft.conversations) if recipe.sft.conversations else []
 
 
-async def baselines_and_warm_start(run: RunContext, learner: Learner, talks: Sequence[Conversation]) -> None:
+async def baselines_and_warm_start(run: RunContext, learner: Learner, conversations: Sequence[Conversation]) -> None:
     """Run the stages before the first RL step: the baselines, then the warm start."""
     recipe = run.recipe
     for name, kind in recipe.eval.policies.items():
@@ -40,7 +40,7 @@ async def baselines_and_warm_start(run: RunContext, learner: Learner, talks: Seq
     if not recipe.sft.wanted:
         return
     with run.timed("demonstrations"):
-        demos = [*await _demonstrations(run), *_conversations(run, talks)]
+        demos = [*await _demonstrations(run), *_conversations(run, conversations)]
     with run.timed("warm start"):
         _learn_demos(run, learner, demos)
 
@@ -73,12 +73,12 @@ async def _demonstrations(run: RunContext) -> list[Trajectory]:
     return [group.trajectories[0] for group in demos]
 
 
-def _conversations(run: RunContext, talks: Sequence[Conversation]) -> list[Trajectory]:
+def _conversations(run: RunContext, conversations: Sequence[Conversation]) -> list[Trajectory]:
     """Return conversations in the agent's tokens, recorded under a label of their own; missing scores are zero."""
-    if not talks:
+    if not conversations:
         return []
-    done = counter(run.tracker, "reading conversations", len(talks))
-    played = play_talks(run.recipe, talks, run.agent, done)
+    done = counter(run.tracker, "reading conversations", len(conversations))
+    played = play_conversations(run.recipe, conversations, run.agent, done)
     run.tracker.say(played.summary())
     for item in played.trajectories:
         group = Group(id=item.group, task=Task(id=item.task_id, env=""), trajectories=(item,))
@@ -88,27 +88,27 @@ def _conversations(run: RunContext, talks: Sequence[Conversation]) -> list[Traje
     return played.trajectories
 
 
-def play_talks(
+def play_conversations(
     recipe: Recipe,
-    talks: Sequence[Conversation],
+    conversations: Sequence[Conversation],
     agent: Agent,
     done: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> TokenizedConversations:
     """Return conversations as the agent's trajectories. Raises TaskError if none of them can be learned from."""
     warm = recipe.sft
     played = to_trajectories(
-        talks,
+        conversations,
         agent.scaffold,
         context=agent.context,
         cut=warm.too_long == "cut",
         controls=agent.tokenizer.all_special_tokens,
         done=done,
     )
-    if talks and not played.trajectories:
+    if conversations and not played.trajectories:
         why = "; ".join(f"{count} of them: {why}" for why, count in played.left_out.most_common())
         raise TaskError(
-            f"{warm.conversations}: nothing of its {len(talks)} conversations can be learned ({why}); the agent's "
-            f"renderer is {recipe.agent.renderer.kind!r}, its parser {recipe.agent.parser.kind!r}, its context "
+            f"{warm.conversations}: nothing of its {len(conversations)} conversations can be learned ({why}); the "
+            f"agent's renderer is {recipe.agent.renderer.kind!r}, its parser {recipe.agent.parser.kind!r}, its context "
             f"{agent.context} tokens"
         )
     return played

@@ -177,12 +177,12 @@ class _Desk:
 
     async def _send_status_counts(self) -> None:
         """Report where the episodes are, at intervals, if that has changed."""
-        told: dict[EpisodeStatus, int] = {}
+        sent: dict[EpisodeStatus, int] = {}
         while True:
             counts = self._player.board.unfinished()
-            if counts != told:
+            if counts != sent:
                 self._pipe.send(StatusCounts(counts))
-                told = counts
+                sent = counts
             await asyncio.sleep(EVERY)
 
 
@@ -222,10 +222,10 @@ def main(descriptor: int) -> None:
 
 async def _main(descriptor: int) -> None:
     pipe = Pipe(socket.socket(fileno=descriptor), on_close=_end_soon)
-    told: list[signal.Signals] = []
+    received: list[signal.Signals] = []
 
     def stop(number: signal.Signals) -> None:
-        told.append(number)
+        received.append(number)
         pipe.shutdown()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -233,8 +233,8 @@ async def _main(descriptor: int) -> None:
     setup = await pipe.receive()
     if setup is not None:
         await _serve(pipe, setup)
-    if told:
-        raise SystemExit(128 + told[0])
+    if received:
+        raise SystemExit(128 + received[0])
 
 
 async def _serve(pipe: Pipe, setup: Setup | Exception) -> None:
@@ -263,8 +263,8 @@ def _report(pipe: Pipe, error: BaseException) -> None:
     """Report to training the error that ended this process; of a group of errors, the first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    told = "".join(traceback.format_exception(error))
-    where = f"in the process that plays episodes:\n{told}"
+    text = "".join(traceback.format_exception(error))
+    where = f"in the process that plays episodes:\n{text}"
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # one that cannot be pickled is reported as text

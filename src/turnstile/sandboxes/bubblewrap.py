@@ -87,7 +87,7 @@ def unused_packages() -> list[str]:
     return [path for path in unused if not os.path.islink(path)]  # what a link leads to is its own name's
 
 
-def emptied(folders: Sequence[str]) -> list[str]:
+def empty_folder_args(folders: Sequence[str]) -> list[str]:
     """Return bwrap arguments that show folders as empty."""
     return [word for path in folders for word in ("--tmpfs", path, "--remount-ro", path)]
 
@@ -122,7 +122,7 @@ class BubblewrapSandboxes:
                 raise ConfigError(f"sandbox.readable names {str(path)!r}, which is not there")
         python = both_names((Path(sys.prefix), Path(sys.base_prefix)))
         needed = both_names((Path(turnstile.__file__).parent, *map(Path, readable)))
-        self._shown = [*bound(SYSTEM), *bound(python), *emptied(unused_packages()), *bound(needed)]
+        self._shown = [*bound(SYSTEM), *bound(python), *empty_folder_args(unused_packages()), *bound(needed)]
         self._shelf = None if shelf is None else Path(shelf)
         self._home = Home(root)
         self._spares: Spares[Path | None, Cell] = Spares(spare)

@@ -72,15 +72,15 @@ class _Check:
         self.expect(await sandbox.read("deep/er/file.bin") == data, "files: what was written is not what is read")
         result = await sandbox.exec(["sh", "-c", "wc -c < deep/er/file.bin"])
         self.expect(result.stdout.strip() == "256", "files: a command does not see what was written")
-        await self.refused(
+        await self.check_refused(
             lambda: other.read("deep/er/file.bin"), FileNotFoundError, "files: two sandboxes share files"
         )
         self.expect(not (self.template / "deep").exists(), "files: a write reached the template")
         await sandbox.exec(["ln", "-s", "/", "way-out"])
         for path in ("../escape", "/etc/passwd", "deep/../../escape", "way-out/etc/passwd"):
             message = f"files: the path {path!r} is not refused with ValueError"
-            await self.refused(lambda path=path: sandbox.read(path), ValueError, message + " in read")  # type: ignore[misc]
-            await self.refused(lambda path=path: sandbox.write(path, b""), ValueError, message + " in write")  # type: ignore[misc]
+            await self.check_refused(lambda path=path: sandbox.read(path), ValueError, message + " in read")  # type: ignore[misc]
+            await self.check_refused(lambda path=path: sandbox.write(path, b""), ValueError, message + " in write")  # type: ignore[misc]
 
     async def snapshots(self, sandbox: Sandbox) -> None:
         await sandbox.write("state", b"one")
@@ -103,13 +103,15 @@ class _Check:
         await asyncio.gather(running, return_exceptions=True)
         await self.gone(mark, "close: the process of a cancelled exec lives on")
         await sandbox.close()
-        await self.refused(lambda: sandbox.exec(["true"]), SandboxError, "close: a closed sandbox still runs commands")
+        await self.check_refused(
+            lambda: sandbox.exec(["true"]), SandboxError, "close: a closed sandbox still runs commands"
+        )
         running = asyncio.ensure_future(other.exec(["sleep", mark], limits=Limits(seconds=60)))
         await self.seen(mark)
         await self.provider.close()
         await asyncio.gather(running, return_exceptions=True)
         await self.gone(mark, "close: a process outlives its provider")
-        await self.refused(
+        await self.check_refused(
             lambda: self.provider.start(self.template), SandboxError, "close: a closed provider still starts sandboxes"
         )
 
@@ -126,7 +128,9 @@ class _Check:
             await asyncio.sleep(0.05)
         self.found.append(otherwise)
 
-    async def refused(self, attempt: Callable[[], Awaitable[object]], error: type[Exception], otherwise: str) -> None:
+    async def check_refused(
+        self, attempt: Callable[[], Awaitable[object]], error: type[Exception], otherwise: str
+    ) -> None:
         try:
             await attempt()
         except error:
@@ -160,7 +164,7 @@ async def check_sandboxes(provider: Sandboxes, template: Path | None = None) -> 
             await asyncio.to_thread(template.mkdir)
         check = _Check(provider, template)
         try:
-            await check.refused(
+            await check.check_refused(
                 lambda: provider.start(Path(folder) / "none"), SandboxError, "start: a missing template is not refused"
             )
             sandbox = await provider.start(template)

@@ -15,14 +15,14 @@ STARTED = "turnstile.owner.started"
 
 def owner_labels() -> dict[str, str]:
     """Return labels that identify this process."""
-    return {HOST: host_name(), PID: str(os.getpid()), STARTED: started(os.getpid()) or ""}
+    return {HOST: host_name(), PID: str(os.getpid()), STARTED: start_time(os.getpid()) or ""}
 
 
 def is_gone(labels: Mapping[str, str]) -> bool:
     """Return whether the labelled process has ended; False for one of another machine, which cannot be checked."""
     if labels.get(HOST) != host_name() or not labels.get(PID, "").isdigit():
         return False
-    return started(int(labels[PID])) != labels.get(STARTED)
+    return start_time(int(labels[PID])) != labels.get(STARTED)
 
 
 def host_name() -> str:
@@ -33,7 +33,7 @@ def host_name() -> str:
         return socket.gethostname()
 
 
-def started(pid: int) -> str | None:
+def start_time(pid: int) -> str | None:
     """Return when a process of this machine started, as a string to compare; None if there is no such process."""
     if Path("/proc/self/stat").exists():
         try:

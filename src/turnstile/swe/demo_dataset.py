@@ -22,7 +22,7 @@ from turnstile.swe.bug import Bug, package_of
 from turnstile.swe.bugs.candidates import DEMO_FILTER
 from turnstile.swe.bugs.make import Progress, make
 from turnstile.swe.packages.source import Package
-from turnstile.swe.split import mixed
+from turnstile.swe.split import shuffle_tasks
 from turnstile.tasks.base import write_tasks
 from turnstile.types import Task
 
@@ -84,7 +84,7 @@ async def make_demo(
                 progress=progress,
             )
             found[name] += made.tasks
-        write_tasks(folder / f"{name}.jsonl", mixed(found[name], seed))
+        write_tasks(folder / f"{name}.jsonl", shuffle_tasks(found[name], seed))
     (folder / "NOTICE.md").write_text(notice(found, seed), encoding="utf-8")
     return len(found["train"]), len(found["heldout"])
 

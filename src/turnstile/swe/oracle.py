@@ -8,6 +8,9 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Sequence
+from typing import Annotated
+
+from pydantic import Field
 
 from turnstile.errors import TaskError
 from turnstile.swe.bug import Bug, package_of
@@ -21,10 +24,12 @@ _SLIPS = {
     "-": ("+",), "*": ("+",), "and": ("or",), "or": ("and",), "True": ("False",), "False": ("True",),
     "min": ("max",), "max": ("min",), "any": ("all",), "all": ("any",), "0": ("1",), "1": ("0", "2"), "2": ("1",),
 }  # fmt: skip
+Share = Annotated[float, Field(ge=0, le=1)]
+"""A share of demonstrations, or of their commands."""
 
 
 def demonstrate(
-    task: Task, rng: random.Random, *, skip_run: float = 0.25, missed: float = 0.1, wrong: float = 0.1
+    task: Task, rng: random.Random, *, skip_run: Share = 0.25, missed: Share = 0.1, wrong: Share = 0.1
 ) -> list[DemoStep]:
     """Return a repair from view to submit, in one of several forms drawn by `rng`.
 

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat
 
 from turnstile.errors import ConfigError
-from turnstile.rewards.graders import Stateless, told
+from turnstile.rewards.graders import Stateless, with_signals
 from turnstile.rewards.recorded import episode_number, episode_signal, turn_signal
 from turnstile.rewards.steps import where
 from turnstile.types import F32, Group, Stop, Task, Trajectory
@@ -185,7 +185,7 @@ class TestRates(Stateless):
         self._rates: dict[str, dict[str, float]] = {}
 
     async def grade(self, groups: Sequence[Group], step: int | None) -> list[Group]:
-        return [self._weighed(group, learn=step is not None) for group in groups]
+        return [self._weigh_tests(group, learn=step is not None) for group in groups]
 
     def state(self) -> dict[str, Any]:
         return {"rates": {task: dict(rates) for task, rates in self._rates.items()}}
@@ -193,7 +193,7 @@ class TestRates(Stateless):
     def restore(self, state: Mapping[str, Any]) -> None:
         self._rates = {task: dict(rates) for task, rates in state["rates"].items()}
 
-    def _weighed(self, group: Group, *, learn: bool) -> Group:
+    def _weigh_tests(self, group: Group, *, learn: bool) -> Group:
         verdicts = [one.signals["f2p_tests"] for one in group.trajectories if one.signals.get("f2p_tests") is not None]
         known = self._rates.get(group.task.id, {})
         rates = dict(known)
@@ -209,6 +209,7 @@ class TestRates(Stateless):
         return replace(
             group,
             trajectories=tuple(
-                told(one, test_weights=weights) if "f2p_tests" in one.signals else one for one in group.trajectories
+                with_signals(one, test_weights=weights) if "f2p_tests" in one.signals else one
+                for one in group.trajectories
             ),
         )

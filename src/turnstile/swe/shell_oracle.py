@@ -12,13 +12,13 @@ from collections.abc import Generator, Sequence
 
 from turnstile.swe.bug import Bug, package_of
 from turnstile.swe.edits import apply
-from turnstile.swe.oracle import TOKEN, random_edit
+from turnstile.swe.oracle import TOKEN, Share, random_edit
 from turnstile.swe.tree import can_change_tests
 from turnstile.tasks.demonstration import Agent, DemoStep, call
 from turnstile.types import Message, Task
 
 
-def demonstrate(task: Task, rng: random.Random, *, skip_run: float = 0.25) -> list[DemoStep]:
+def demonstrate(task: Task, rng: random.Random, *, skip_run: Share = 0.25) -> list[DemoStep]:
     """Return a repair: run the failing test, view the function, replace the bug, run the test again, submit.
 
     A share `skip_run` of demonstrations, drawn by `rng`, leaves out the second run.

@@ -66,6 +66,6 @@ def by_package(
     return _split(tasks, lambda package, _: package in held_out)
 
 
-def mixed(tasks: Sequence[Task], seed: int = 0) -> list[Task]:
+def shuffle_tasks(tasks: Sequence[Task], seed: int = 0) -> list[Task]:
     """Return the tasks in an order drawn from (seed, id), so that the first N of a file are a fair sample of it."""
     return sorted(tasks, key=lambda task: _share(seed, task.id))

@@ -20,7 +20,7 @@ from turnstile.swe.grading.notes import Notes
 from turnstile.swe.packages.source import Package
 from turnstile.swe.problems.cases import ProblemCases
 from turnstile.swe.problems.problems import Problems
-from turnstile.swe.split import mixed
+from turnstile.swe.split import shuffle_tasks
 from turnstile.types import Task
 
 _MORE = 2  # further tasks that show whether only one task is off or its whole package
@@ -77,7 +77,7 @@ async def try_tasks(
     sandboxes. Returns what was found, package by package. Raises TaskError for a package that cannot be had.
     """
     piles: dict[str, list[Task]] = {}
-    for task in mixed(tasks, seed):
+    for task in shuffle_tasks(tasks, seed):
         piles.setdefault(Bug.of(task).label, []).append(task)
     for label, pile in piles.items():
         _one_setting(label, pile)

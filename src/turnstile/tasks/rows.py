@@ -24,7 +24,7 @@ def files_of(source: str | Path, split: str = "") -> list[Path]:
     path = Path(source)
     if path.is_file():
         return [path]
-    folder = path if path.is_dir() else _downloaded(str(source))
+    folder = path if path.is_dir() else _download(str(source))
     files = sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES and file.stem != "dataset_infos")
     chosen = [file for file in files if not split or file.name.startswith(split) or split in file.parent.parts]
     if not chosen:
@@ -97,7 +97,7 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> int:
     return number
 
 
-def _downloaded(name: str) -> Path:
+def _download(name: str) -> Path:
     """Return the folder of a data set's files from the hub, or from its cache."""
     if name.count("/") != 1 or name.startswith((".", "/")):
         raise TaskError(f"{name}: no such file or folder; give a path, or a data set on the hub as OWNER/NAME")

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from turnstile.tracking.base import Scalars
 from turnstile.tracking.board import StatusBoard
-from turnstile.tracking.pace import Phase, duration, time_left
+from turnstile.tracking.pace import Phase, duration, format_time_left
 from turnstile.tracking.screen import Screen, SharedConsole
 
 COLUMNS: tuple[tuple[str, str, str], ...] = (
@@ -75,7 +75,7 @@ class ConsoleTracker:
             self._end(label, phase)
         elif self._screen is None and now - phase.printed_at >= self._every:
             phase.printed_at = now
-            self.say(f"{label}: {done}/{total}, {time_left(phase.seconds_left(now))}")
+            self.say(f"{label}: {done}/{total}, {format_time_left(phase.seconds_left(now))}")
         if self._screen is not None:
             self._screen.show(self._phases)
             if self._phases:

@@ -25,7 +25,7 @@ class Phase:
         return max(0.0, ahead - (now - self.updated_at))
 
 
-def time_left(seconds: float | None) -> str:
+def format_time_left(seconds: float | None) -> str:
     """Return the time left in words; None is unknown."""
     return "time left unknown yet" if seconds is None else f"{duration(seconds)} left"
 

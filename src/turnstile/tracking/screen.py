@@ -23,7 +23,7 @@ from rich.text import Text
 
 from turnstile.tracking.base import Scalars
 from turnstile.tracking.board import StatusBoard
-from turnstile.tracking.pace import Phase, duration, time_left
+from turnstile.tracking.pace import Phase, duration, format_time_left
 
 TRAINING = "training"
 """The label of the phase that spans all steps of a run."""
@@ -174,7 +174,8 @@ class Screen:
         training = self._phases.get(TRAINING)
         if training is None:
             return self._title
-        return f"{self._title}, step {training.done} of {training.total} done, {time_left(training.seconds_left(now))}"
+        left = format_time_left(training.seconds_left(now))
+        return f"{self._title}, step {training.done} of {training.total} done, {left}"
 
     def _rows(self, now: float) -> Iterable[tuple[str, RenderableType]]:
         yield "now", self._now(now)
@@ -194,7 +195,9 @@ class Screen:
             line = Table.grid(padding=(0, 2))
             line.add_column(no_wrap=True)
             bar = ProgressBar(total=max(1, phase.total), completed=phase.done, width=20)
-            line.add_row(Text(f"{label} {phase.done}/{phase.total}"), bar, Text(time_left(phase.seconds_left(now))))
+            line.add_row(
+                Text(f"{label} {phase.done}/{phase.total}"), bar, Text(format_time_left(phase.seconds_left(now)))
+            )
             return line
         training = self._phases.get(TRAINING)
         if training is None:

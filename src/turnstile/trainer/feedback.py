@@ -47,7 +47,7 @@ class Feedback(LogprobProvider):
         self._learner, self._renderer = learner, renderer
         self._show, self._last, self._solution, self._chars = show, last, solution, chars
         self._window = int(getattr(learner.model.config.get_text_config(), "max_position_embeddings", 0) or 0)
-        self._said = False
+        self._warned = False
         self._step: dict[tuple[str, int], tuple[Trajectory, str]] = {}
 
     def on_step_start(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> None:
@@ -64,13 +64,13 @@ class Feedback(LogprobProvider):
         parts = [f"[{name}]\n{plain(own.signals[name])}" for name in self._show if own.signals.get(name) is not None]
         if self._last and own.turns:
             parts += [message.content for message in own.turns[-1].observation if message.content]
-        told = [
+        paragraphs = [
             f"An attempt at this ended so:\n{middle(part, self._chars // 2)}" for part in ("\n\n".join(parts),) if part
         ]
         if self._solution and (better := _better(group, scores, place)) is not None:
             shown = transcript(group.task, better, chars=self._chars // 2)
-            told.append(f"Another attempt did better:\n{shown}")
-        return "\n\n".join(told)
+            paragraphs.append(f"Another attempt did better:\n{shown}")
+        return "\n\n".join(paragraphs)
 
     def provide(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
         """Return the rows with `feedback_logprobs` f32[L] among their extras, 0 where masked."""
@@ -78,7 +78,7 @@ class Feedback(LogprobProvider):
         learner = self._learner
         found = with_logprobs(learner.model, learner.config.budget, taught, sampling, NAME)
         return [
-            replace(row, extras={**row.extras, NAME: _tail(one.extras[NAME], len(row.token_ids))})
+            replace(row, extras={**row.extras, NAME: _fit_right(one.extras[NAME], len(row.token_ids))})
             for row, one in zip(rows, found, strict=True)
         ]
 
@@ -99,26 +99,26 @@ class Feedback(LogprobProvider):
         return replace(
             row,
             token_ids=np.concatenate([prompt, row.token_ids[len(row.token_ids) - behind :]]),
-            loss_mask=_tail(row.loss_mask, length),
-            logprobs=_tail(row.logprobs, length),
-            advantages=_tail(row.advantages, length),
-            turn_ids=_tail(row.turn_ids + 1, length) - 1,
-            versions=_tail(row.versions, length),
+            loss_mask=_fit_right(row.loss_mask, length),
+            logprobs=_fit_right(row.logprobs, length),
+            advantages=_fit_right(row.advantages, length),
+            turn_ids=_fit_right(row.turn_ids + 1, length) - 1,
+            versions=_fit_right(row.versions, length),
             extras={},
         )
 
     def _tell(self, length: int) -> None:
-        if not self._said:
+        if not self._warned:
             _log.warning(
                 "feedback makes a row of %d tokens, the model's window holds %d: nothing is learned from it there; "
                 "lower loss.feedback.chars or episode.context",
                 length,
                 self._window,
             )
-        self._said = True
+        self._warned = True
 
 
-def _tail(values: NDArray[Scalar], length: int) -> NDArray[Scalar]:
+def _fit_right(values: NDArray[Scalar], length: int) -> NDArray[Scalar]:
     """Return the end of an array, or the whole array after zeros for the prompt."""
     if len(values) >= length:
         return values[len(values) - length :]
@@ -127,9 +127,9 @@ def _tail(values: NDArray[Scalar], length: int) -> NDArray[Scalar]:
 
 def _better(group: Group, scores: Sequence[Score], place: int) -> Trajectory | None:
     """Return the first of the attempts with the highest reward, if it is higher than this one's."""
-    best = max(range(len(scores)), key=lambda i: (_earned(scores[i]), -group.trajectories[i].attempt))
-    return group.trajectories[best] if _earned(scores[best]) > _earned(scores[place]) + EQUAL else None
+    best = max(range(len(scores)), key=lambda i: (_earned_total(scores[i]), -group.trajectories[i].attempt))
+    return group.trajectories[best] if _earned_total(scores[best]) > _earned_total(scores[place]) + EQUAL else None
 
 
-def _earned(score: Score) -> float:
+def _earned_total(score: Score) -> float:
     return score.total if score.outcome is not None else -float("inf")

@@ -84,12 +84,12 @@ class ImplicitReward:
         everyone = trajectories_of(groups)
         owned = [[row for row in rows_of(t, zero_advantages(t)) if row.loss_mask.any()] for t in everyone]
         rows = self._against([row for own in owned for row in own])
-        told = iter(with_logprobs(self._phi.model, self._phi.config.budget, rows, self._sampling, "phi"))
+        scored = iter(with_logprobs(self._phi.model, self._phi.config.budget, rows, self._sampling, "phi"))
         known = iter(rows)
         self._rows = [[next(known) for _ in own] for own in owned]
         ratios: list[list[F32]] = []
         for own in owned:
-            found = [next(told).extras for _ in own]
+            found = [next(scored).extras for _ in own]
             ratios.append([np.float32(self._beta) * (extras["phi"] - extras["ref_logprobs"]) for extras in found])
         return {"implicit": [by_turn(*each) for each in zip(everyone, owned, ratios, strict=True)]}
 
@@ -111,7 +111,7 @@ class ImplicitReward:
         before the update, trajectories weighted by their tokens), implicit/reward (mean over turns), implicit/skipped
         (steps whose gradient was not finite).
         """
-        rows, self._rows = self._labelled(groups, scores), []
+        rows, self._rows = self._labelled_rows(groups, scores), []
         if not rows:
             return {}
         own = len({row.origin for row in rows})
@@ -130,7 +130,7 @@ class ImplicitReward:
             "implicit/skipped": sum(report["optim/skipped"] for report in reports),
         }
 
-    def _labelled(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> list[Row]:
+    def _labelled_rows(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> list[Row]:
         """Return the rows of trajectories in the baseline, with the outcome as each token's advantage."""
         known, found = iter(self._rows), []
         for group, group_scores in zip(groups, scores, strict=True):

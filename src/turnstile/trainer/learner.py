@@ -153,7 +153,7 @@ class Learner:
             "tokens/unique": float(sum(batch.size for batch in forests)),
             "tokens/activations_cached": float(known),
             "tokens/trained": float(sum(len(batch.target) for batch in forests)),
-            "update/saved": self._saved(forests, known),
+            "update/saved": self._saved_share(forests, known),
             "seconds/update": time.monotonic() - started,
         }
         return report, weights, logprobs
@@ -167,7 +167,7 @@ class Learner:
         forests = pack_prefix_trees(rows, weights, budget=budget, device=device, share=self.shares, activations=known)
         return forests, 0 if known is None else max(0, sum(batch.size for batch in forests) - computed)
 
-    def _saved(self, forests: Sequence[Batch], known: int) -> float:
+    def _saved_share(self, forests: Sequence[Batch], known: int) -> float:
         """Return the share of the update's matmul FLOPs that the activation cache saved."""
         unique, trained = sum(batch.size for batch in forests), sum(len(batch.target) for batch in forests)
         return saved_flops_share(self.model, self.frozen, known, unique, trained) if known else 0.0

@@ -76,10 +76,10 @@ class ProgressEstimator:
         metrics: dict[str, float] = {}
         for _ in range(self._epochs):
             self._optimizer.zero_grad(set_to_none=True)
-            told = self._contributions(seen.after)
-            sums = torch.zeros_like(hoped).index_add(0, owner, told)
+            contributions = self._contributions(seen.after)
+            sums = torch.zeros_like(hoped).index_add(0, owner, contributions)
             error = (sums - hoped)[known]
-            metrics = metrics or _metrics(told.detach(), error.detach(), hoped[known])
+            metrics = metrics or _metrics(contributions.detach(), error.detach(), hoped[known])
             error.square().mean().backward()
             step_finite(self._optimizer, self._head, "the progress estimator")
         return metrics
@@ -98,11 +98,11 @@ class ProgressEstimator:
         self._optimizer.load_state_dict(state["optimizer"])
 
 
-def _metrics(told: Tensor, error: Tensor, hoped: Tensor) -> dict[str, float]:
+def _metrics(contributions: Tensor, error: Tensor, hoped: Tensor) -> dict[str, float]:
     spread = float(hoped.var(unbiased=False))
     return {
         "progress/loss": float(error.square().mean()),
         "progress/explained": 1.0 - float(error.var(unbiased=False)) / spread if spread > 0 else 0.0,
-        "progress/contribution": float(told.mean()),
-        "progress/spread": float(told.std(unbiased=False)),
+        "progress/contribution": float(contributions.mean()),
+        "progress/spread": float(contributions.std(unbiased=False)),
     }

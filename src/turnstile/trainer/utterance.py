@@ -58,13 +58,13 @@ class UtteranceCritic:
     def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
         """Learn from these groups, and return `q` and `v` in the form of `values`."""
         seen = read_turn_features(self._learner, groups)
-        before = self._told(seen)
+        before = self._predict(seen)
         self._metrics = self._fit(groups, scores, seen, before)
-        return self._told(seen)
+        return self._predict(seen)
 
     def values(self, groups: Sequence[Group]) -> dict[str, Any]:
         """Return `q` and `v`: [trajectory] -> f32[K], each the smaller of two; 0 for untrained turns."""
-        return self._told(read_turn_features(self._learner, groups))
+        return self._predict(read_turn_features(self._learner, groups))
 
     def update(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
@@ -77,7 +77,7 @@ class UtteranceCritic:
         metrics, self._metrics = self._metrics, {}
         return metrics
 
-    def _told(self, seen: TurnFeatures) -> dict[str, Any]:
+    def _predict(self, seen: TurnFeatures) -> dict[str, Any]:
         with torch.no_grad():
             q, v = (
                 torch.minimum(*(self._of(self._heads, f"{what}{i}", states) for i in TWICE))
@@ -91,15 +91,15 @@ class UtteranceCritic:
         """Learn from a step, and return metrics; {} if there is nothing to learn."""
         if not len(seen.turns):
             return {}
-        told = np.concatenate(before["q"])[seen.turns]
+        predicted = np.concatenate(before["q"])[seen.turns]
         hoped = np.concatenate(self._targets(groups, scores, before))[seen.turns]
         known = torch.from_numpy(np.isfinite(hoped))
         if not known.any():
             return {}
         spread = float(np.nanvar(hoped))
         metrics = {
-            "utterance/explained": 1.0 - float(np.nanvar(hoped - told)) / spread if spread > 0 else 0.0,
-            "utterance/q": float(told.mean()),
+            "utterance/explained": 1.0 - float(np.nanvar(hoped - predicted)) / spread if spread > 0 else 0.0,
+            "utterance/q": float(predicted.mean()),
             "utterance/v": float(np.concatenate(before["v"])[seen.turns].mean()),
         }
         for _ in range(self._epochs):

@@ -84,7 +84,7 @@ def _kinds(recipe: Recipe) -> Iterator[tuple[str, str, Kind]]:
     yield from (("env", "env", recipe.env), ("sandbox", "sandbox", recipe.sandbox))
     yield from (("renderer", "agent.renderer", recipe.agent.renderer), ("parser", "agent.parser", recipe.agent.parser))
     if recipe.engine.kind == SERVERS or ":" in recipe.engine.kind:
-        yield "engine", "engine", Kind.model_validate({"kind": recipe.engine.kind, **_served(recipe)})
+        yield "engine", "engine", Kind.model_validate({"kind": recipe.engine.kind, **_server_knobs(recipe)})
     for room, where, kinds in (
         ("reward", "rewards.terms", recipe.rewards.terms),
         ("grader", "graders", recipe.graders),
@@ -107,7 +107,7 @@ def _kinds(recipe: Recipe) -> Iterator[tuple[str, str, Kind]]:
     yield from (("policy", f"eval.policies.{name}", kind) for name, kind in recipe.eval.policies.items())
 
 
-def _served(recipe: Recipe) -> dict[str, Any]:
+def _server_knobs(recipe: Recipe) -> dict[str, Any]:
     """Return the knobs of the servers; a recipe may name several."""
     knobs = dict(recipe.engine.knobs)
     if isinstance(knobs.get("url"), list | tuple):
@@ -188,16 +188,16 @@ def _of_places(recipe: Recipe) -> Iterator[str]:
             yield f"{name} = {model!r}: there is no such folder; give a folder, or a hub id"
     urls = recipe.engine.knobs.get("url", "") if recipe.engine.kind == SERVERS else ""
     for name, url in (
-        *(("engine.url", url) for url in _listed(urls)),
+        *(("engine.url", url) for url in _as_list(urls)),
         *(("judge.url", url) for url in recipe.judge.urls),
     ):
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
             yield f"{name} = {url!r} is no address; write it like http://127.0.0.1:8000/v1"
-    if recipe.engine.kind == SERVERS and not _listed(urls):
+    if recipe.engine.kind == SERVERS and not _as_list(urls):
         yield "engine.kind = 'openai' needs engine.url, like http://127.0.0.1:8000/v1, or a list of them"
 
 
-def _listed(urls: object) -> list[str]:
+def _as_list(urls: object) -> list[str]:
     return [
         url
         for url in ([urls] if isinstance(urls, str) else list(urls) if isinstance(urls, list | tuple) else [])

@@ -21,13 +21,13 @@ def read_tasks(recipe: Recipe, which: str, limit: int = 0) -> list[Task]:
     path = recipe.tasks.train if which == "train" else recipe.tasks.heldout
     if not path:
         raise ConfigError(f"tasks.{which} is not set; name a JSON-lines file (turnstile tasks make writes one)")
-    tasks = [task for task in load_tasks(path) if _wanted(task, recipe.tasks.where)]
+    tasks = [task for task in load_tasks(path) if _is_wanted(task, recipe.tasks.where)]
     if not tasks:
         raise TaskError(f"{path}: no task is left after tasks.where = {recipe.tasks.where}")
     return random.Random("tasks").sample(tasks, limit) if 0 < limit < len(tasks) else tasks
 
 
-def _wanted(task: Task, where: Mapping[str, Any]) -> bool:
+def _is_wanted(task: Task, where: Mapping[str, Any]) -> bool:
     """Return whether a task's data fits.
 
     A number is the largest allowed value, a list holds the allowed values, and anything else must be equal.

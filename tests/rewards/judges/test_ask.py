@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from turnstile.errors import ConfigError, EngineError
-from turnstile.rewards.judges.ask import Asker, UnreadableError, form_of, object_in, share
+from turnstile.rewards.judges.ask import Asker, UnreadableError, checked_fraction, form_of, object_in
 from turnstile.types import Message
 
 
@@ -36,7 +36,7 @@ FORM = form_of({"reason": "...", "score": [0, 10], "more": {"met": [True, False]
 
 
 def score(said: str) -> float:
-    return share(object_in(said, "score")["score"], 10, "score")
+    return checked_fraction(object_in(said, "score")["score"], 10, "score")
 
 
 async def test_a_question_asked_before_is_not_asked_again(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from turnstile.errors import ConfigError, ContainerDiedError, DaemonError, DiskF
 from turnstile.sandboxes.base import Image, Limits, Sandbox, Sandboxes
 from turnstile.sandboxes.check import check_sandboxes
 from turnstile.sandboxes.containers.provider import ContainerSandboxes
-from turnstile.sandboxes.owner import PID, STARTED, started
+from turnstile.sandboxes.owner import PID, STARTED, start_time
 from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.packages.source import deps_home
 from turnstile.wiring.world import make_world
@@ -224,7 +224,7 @@ async def test_a_sweep_removes_what_nobody_owns(engine: Dockerd, containers: Mak
     provider = containers()
     mine = await provider.start(template)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)  # noqa: ASYNC220
-    labels = {**provider.spec.labels, PID: str(child.pid), STARTED: started(child.pid) or ""}
+    labels = {**provider.spec.labels, PID: str(child.pid), STARTED: start_time(child.pid) or ""}
     identity, attached = provider.daemon.launch(replace(provider.spec, labels=labels))
     image = provider.daemon.commit(identity)
     assert len(provider.daemon.sweep()) == 0

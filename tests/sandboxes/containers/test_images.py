@@ -16,7 +16,7 @@ import pytest
 from dockerd import BARE, IMAGE, Dockerd, write_root
 from turnstile.errors import ConfigError, DaemonError
 from turnstile.sandboxes.containers.daemon import Daemon
-from turnstile.sandboxes.containers.images import DEPENDENCIES, Images, ImageStep, refused
+from turnstile.sandboxes.containers.images import DEPENDENCIES, Images, ImageStep, pull_error
 from turnstile.sandboxes.containers.provider import ContainerSandboxes
 from turnstile.sandboxes.containers.repository import git, past
 
@@ -178,7 +178,7 @@ async def test_a_sweep_leaves_images_and_a_container_holds_them(
     ],
 )
 def test_a_registry_that_gives_no_more_is_no_fault_of_the_image(why: str, error: type[Exception]) -> None:
-    assert type(refused("me/none:1", why)) is error
+    assert type(pull_error("me/none:1", why)) is error
 
 
 IN_A_LOOP = """

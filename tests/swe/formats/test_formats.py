@@ -96,24 +96,24 @@ def test_a_data_set_is_recognised_read_and_written(name: str, form: str, tmp_pat
         return file
 
     (told,) = read_instances(written([row], tmp_path / f"a.{form}"))
-    assert told == format.read(row, "row")
-    assert read_instances(written([format.write(told)], tmp_path / f"b.{form}"), name) == [told]
+    assert told == format.from_row(row, "row")
+    assert read_instances(written([format.to_row(told)], tmp_path / f"b.{form}"), name) == [told]
     assert read_instances(written([told.to_json()], tmp_path / f"c.{form}"), "turnstile") == [told]
-    assert {key: value for key, value in format.write(told).items() if key in row} == {
+    assert {key: value for key, value in format.to_row(told).items() if key in row} == {
         key: value for key, value in row.items() if value not in ("", None)
     }
 
 
 def test_the_fields_of_each_data_set_are_read() -> None:
-    bench = swebench.read(SWE_BENCH, "row")
+    bench = swebench.from_row(SWE_BENCH, "row")
     assert bench.image == "swebench/sweb.eval.x86_64.django_1776_django-11099:latest"
     assert bench.fail_to_pass == ("test_ascii_validator (auth_tests.test_validators.UsernameValidatorsTests)",)
     assert bench.extra["version"] == "3.0"
-    assert swegym.read(SWE_GYM, "row").image == "xingyaoww/sweb.eval.x86_64.getmoto_s_moto-7365"
-    smith = swesmith.read(SWE_SMITH, "row")
+    assert swegym.from_row(SWE_GYM, "row").image == "xingyaoww/sweb.eval.x86_64.getmoto_s_moto-7365"
+    smith = swesmith.from_row(SWE_SMITH, "row")
     assert (smith.base_commit, smith.bug_patch) == ("1fd52536", SWE_SMITH["patch"])
     assert smith.patch == REPAIR
-    gym = r2egym.read(R2E_GYM, "row")
+    gym = r2egym.from_row(R2E_GYM, "row")
     assert gym.base_commit == f"{R2E_GYM['commit_hash']}^"
     assert gym.expected == {"TestWeb.test_a": "PASSED", "TestWeb.test_b": "FAILED"}
 

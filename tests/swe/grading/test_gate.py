@@ -238,7 +238,7 @@ async def test_a_task_whose_gradings_keep_being_killed_fails(task: Task, grader:
 
 
 async def kill_the_judge(scene: Scene) -> Files:
-    return scene.appended("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    return scene.with_code("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
 
 
 async def test_a_cheat_that_kills_its_judge_wins_nothing_and_is_counted(task: Task, grader: CodeGrader) -> None:

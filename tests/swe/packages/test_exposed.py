@@ -22,7 +22,7 @@ from turnstile.swe.bugs.make import Progress, make
 from turnstile.swe.grading.gate import check
 from turnstile.swe.grading.grader import CodeGrader
 from turnstile.swe.grading.testrun import PRELOAD
-from turnstile.swe.packages.exposed import _LOOK, exposed
+from turnstile.swe.packages.exposed import _LOOK, find_exposed
 from turnstile.swe.packages.source import deps_home, fetch
 from turnstile.swe.problems.cases import ProblemCases
 from turnstile.swe.problems.problems import Problems
@@ -79,9 +79,9 @@ async def test_dependencies_of_another_package_are_hidden(source_of: Any, walled
     for deps in (package.deps, user.deps):
         (deps / "helper.py").write_text("")
     shutil.copytree(package.tree / "src" / "tiny", user.deps / "tiny")
-    assert await exposed(package, walled) == {"src/tiny/__init__.py": None}
+    assert await find_exposed(package, walled) == {"src/tiny/__init__.py": None}
     shutil.copytree(package.tree / "src" / "tiny", package.deps / "other" / "_vendor" / "tiny")
-    assert await exposed(package, walled) == {
+    assert await find_exposed(package, walled) == {
         "src/tiny/__init__.py": str(package.deps / "other" / "_vendor" / "tiny" / "__init__.py")
     }
     sandbox = await walled.start(package.tree, deps=package.deps)
@@ -96,10 +96,10 @@ async def test_files_in_a_wheel_are_exposed(source_of: Any, walled: BubblewrapSa
         path.parent.mkdir(exist_ok=True, parents=True)
         with zipfile.ZipFile(path, "w") as made:
             made.writestr(f"{name}tiny/__init__.py", "")
-        assert await exposed(package, walled) == {"src/tiny/__init__.py": f"{path}/{name}tiny/__init__.py"}
+        assert await find_exposed(package, walled) == {"src/tiny/__init__.py": f"{path}/{name}tiny/__init__.py"}
         path.unlink()
     (package.deps / "broken.whl").write_bytes(b"")
-    assert await exposed(package, walled) == {"src/tiny/__init__.py": None}
+    assert await find_exposed(package, walled) == {"src/tiny/__init__.py": None}
 
 
 @pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])

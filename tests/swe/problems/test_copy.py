@@ -11,7 +11,7 @@ from turnstile.errors import SandboxError, TaskError
 from turnstile.sandboxes.base import ExecResult, Limits, Sandbox
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.swe.formats.instance import Instance
-from turnstile.swe.problems.copy import MOST_BYTES, ChangeError, Copy, begin, ended
+from turnstile.swe.problems.copy import MOST_BYTES, ChangeError, Copy, begin, check_ended
 from turnstile.swe.problems.image import run
 
 
@@ -33,8 +33,8 @@ async def test_a_command_that_was_ended_raises_a_sandbox_error(sandbox: Sandbox)
     for limits, command in ((Limits(seconds=0.2), "sleep 60"), (Limits(), "kill -9 $$")):
         done = await sandbox.exec(["bash", "-c", command], limits=limits)
         with pytest.raises(SandboxError, match=r"it (did not end within|was killed)"):
-            ended(done, "it")
-    ended(ExecResult(exit_code=1, stdout="", stderr="", seconds=1.0), "it")
+            check_ended(done, "it")
+    check_ended(ExecResult(exit_code=1, stdout="", stderr="", seconds=1.0), "it")
 
 
 async def test_a_killed_preparation_is_not_the_tasks_fault(sandbox: Sandbox) -> None:

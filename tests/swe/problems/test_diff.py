@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from turnstile.swe.problems.diff import MOST_LINES, git_diff, touched
+from turnstile.swe.problems.diff import MOST_LINES, git_diff, touched_files
 
 PAIRS: dict[str, tuple[bytes | None, bytes | None]] = {
     "changed.py": (b"a\nb\nc\n", b"a\nB\nc\n"),
@@ -77,6 +77,9 @@ def test_an_executable_file_stays_executable(tmp_path: Path) -> None:
 
 def test_the_files_that_a_patch_touches_are_found() -> None:
     patch = git_diff({"a.py": b"x\n", "b/new.py": b"y\n", "c.py": None}, {"a.py": b"", "c.py": b"z\n"}.get)
-    assert set(touched(patch)) == {"a.py", "b/new.py", "c.py"}
-    assert touched("diff --git a/old b/new\nsimilarity index 100%\nrename from old\nrename to new\n") == ("old", "new")
-    assert touched("") == ()
+    assert set(touched_files(patch)) == {"a.py", "b/new.py", "c.py"}
+    assert touched_files("diff --git a/old b/new\nsimilarity index 100%\nrename from old\nrename to new\n") == (
+        "old",
+        "new",
+    )
+    assert touched_files("") == ()

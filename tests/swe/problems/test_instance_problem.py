@@ -412,7 +412,7 @@ async def test_a_prepared_image_that_is_gone_is_made_again(
         assert isinstance(copy.sandbox, ContainerSandbox)
         image = client.inspect_container(copy.sandbox.container.identity)["Image"]
         await copy.close()
-        await sandboxes.settled()
+        await sandboxes.wait_for_removals()
         client.remove_image(image, force=True)
     with pytest.raises(SandboxError, match="its prepared image cannot be started from"):
         await problem.open()

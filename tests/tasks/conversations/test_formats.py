@@ -268,7 +268,7 @@ def test_omits_leading_assistant_messages(file: Rows) -> None:
 @pytest.mark.parametrize("row", [V1, V2, RESPONSES, SMITH, CHAT, FACTORY, HERMES])
 def test_write_and_read_are_inverse(file: Rows, row: Mapping[str, Any]) -> None:
     found = one(file(row))
-    assert one(file(chat.write(found), name="again.jsonl")) == found
+    assert one(file(chat.to_row(found), name="again.jsonl")) == found
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def _read(tool: ToolSpec, rest: str) -> Mapping[str, JSON] | None:
         return None
     arguments: dict[str, JSON] = {}
     for name, text in match.groupdict().items():
-        value = _typed(text.strip(), properties.get(name, {}))
+        value = _as_type(text.strip(), properties.get(name, {}))
         if value is None:
             return None
         arguments[name] = value
@@ -97,7 +97,7 @@ def _pattern(form: str) -> str:
     return pattern
 
 
-def _typed(text: str, schema: Mapping[str, JSON]) -> JSON | None:
+def _as_type(text: str, schema: Mapping[str, JSON]) -> JSON | None:
     """Return `text` as the schema's type; None if it is not one, or shorter than `minLength` (1 by default)."""
     kind = schema.get("type", "string")
     if kind == "integer":

@@ -49,11 +49,11 @@ class EngineStep:
 
     def tokens(self) -> Tensor:
         """Return the new tokens, i64[T]."""
-        return torch.tensor(self._padded(self._tokens))
+        return torch.tensor(self._pad(self._tokens))
 
     def positions(self) -> Tensor:
         """Return the positions of the new tokens, i64[T]."""
-        return torch.tensor(self._padded(self._positions))
+        return torch.tensor(self._pad(self._positions))
 
     def store_hidden(self, states: Sequence[Tensor]) -> None:
         """Store the hidden states [T, H] of the pass."""
@@ -71,7 +71,7 @@ class EngineStep:
         states += states[:1] * (self.width - len(states))
         return torch.stack(states), [(ready, i, state_index[slot]) for ready, i, slot in self._queries]
 
-    def _padded(self, values: list[int]) -> list[int]:
+    def _pad(self, values: list[int]) -> list[int]:
         return values + [0] * (self.width - len(values))
 
 

@@ -65,11 +65,11 @@ class Asker:
         `read` raises UnreadableError for an answer that it cannot read. It can read every answer that matches `form`.
         """
         self.questions += 1
-        talk = [Message(role="user", content=question)]
+        messages = [Message(role="user", content=question)]
         why = ""
         for seed in range(self._tries):
             try:
-                answer = await self._answer(talk, seed, form if self._constrained else "")
+                answer = await self._answer(messages, seed, form if self._constrained else "")
             except EngineError as error:
                 self.failures.append((str(error), True))
                 return None
@@ -77,8 +77,8 @@ class Asker:
                 return read(answer)
             except UnreadableError as error:
                 why = str(error)
-            talk = [
-                *talk[:1],
+            messages = [
+                *messages[:1],
                 Message(role="assistant", content=answer),
                 Message(role="user", content=_AGAIN.format(why=why)),
             ]
@@ -90,22 +90,22 @@ class Asker:
         if self._close is not None:
             await self._close()
 
-    async def _answer(self, talk: list[Message], seed: int, regex: str) -> str:
+    async def _answer(self, messages: list[Message], seed: int, regex: str) -> str:
         """Return the model's answer, or the one it gave when it was asked this before."""
-        told = json.dumps([self._identity, [[message.role, message.content] for message in talk], seed, regex])
-        key = hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+        content = json.dumps([self._identity, [[message.role, message.content] for message in messages], seed, regex])
+        key = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
         known = self._answers()
         if key in known:
             return known[key]
         if key not in self._asking:
-            self._asking[key] = asyncio.ensure_future(self._once(key, talk, seed, regex))
+            self._asking[key] = asyncio.ensure_future(self._once(key, messages, seed, regex))
             self._asking[key].add_done_callback(lambda _: self._asking.pop(key, None))
         return await asyncio.shield(self._asking[key])
 
-    async def _once(self, key: str, talk: list[Message], seed: int, regex: str) -> str:
+    async def _once(self, key: str, messages: list[Message], seed: int, regex: str) -> str:
         async with self._places:
             self.asked += 1
-            answer = await self._write(talk, seed, regex)
+            answer = await self._write(messages, seed, regex)
         self._answers()[key] = answer
         if self._kept is not None:
             jsonl_log.append(self._kept, json.dumps({"key": key, "answer": answer}))
@@ -154,10 +154,10 @@ def _form(value: object) -> str:
     return rf'"[^"\\\x00-\x1f]{{1,{LONGEST}}}"'
 
 
-def share(value: object, best: float, what: str) -> float:
+def checked_fraction(value: object, maximum: float, label: str) -> float:
     """Return a number from 0 to `best` as a share of it. Raises UnreadableError for anything else, NaN too."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UnreadableError(f"{what} is {value!r:.40}, not a number")
-    if not 0 <= value <= best:
-        raise UnreadableError(f"{what} is {value:g}, not from 0 to {best:g}")
-    return float(value) / best
+        raise UnreadableError(f"{label} is {value!r:.40}, not a number")
+    if not 0 <= value <= maximum:
+        raise UnreadableError(f"{label} is {value:g}, not from 0 to {maximum:g}")
+    return float(value) / maximum

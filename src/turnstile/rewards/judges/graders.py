@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from pydantic import NonNegativeInt, PositiveInt
 
 from turnstile.errors import ConfigError, EngineError
-from turnstile.rewards.graders import Stateless, told
-from turnstile.rewards.judges.ask import Asker, UnreadableError, form_of, object_in, share
+from turnstile.rewards.graders import Stateless, with_signals
+from turnstile.rewards.judges.ask import Asker, UnreadableError, checked_fraction, form_of, object_in
 from turnstile.rewards.judges.asked import Asked
 from turnstile.rewards.judges.transcript import BEGIN, END, transcript
 from turnstile.types import JSON, Group, Stop, Task, Trajectory
@@ -79,19 +79,21 @@ class _Judging(Stateless):
 
     async def _group(self, group: Group) -> Group:
         verdicts = await _all([self._verdict(group.task, one) for one in group.trajectories])
-        return self._told(group, verdicts)
+        return self._with_verdicts(group, verdicts)
 
-    def _told(self, group: Group, verdicts: Sequence[JSON]) -> Group:
+    def _with_verdicts(self, group: Group, verdicts: Sequence[JSON]) -> Group:
         """Return the group with a verdict for each trajectory; an episode that infrastructure ended has none."""
         trajectories = zip(group.trajectories, verdicts, strict=True)
-        return replace(group, trajectories=tuple(told(one, **{self._name: verdict}) for one, verdict in trajectories))
+        return replace(
+            group, trajectories=tuple(with_signals(one, **{self._name: verdict}) for one, verdict in trajectories)
+        )
 
     async def _verdict(self, task: Task, trajectory: Trajectory) -> JSON:
         if trajectory.stop is Stop.ERROR:
             return None
-        return await self._judged(task, trajectory)
+        return await self._judge(task, trajectory)
 
-    async def _judged(self, task: Task, trajectory: Trajectory) -> JSON:
+    async def _judge(self, task: Task, trajectory: Trajectory) -> JSON:
         raise NotImplementedError
 
     def _question(self, task: Task, asked: str, answer: str, *episodes: Trajectory) -> str:
@@ -134,15 +136,15 @@ class Judge(_Judging):
             raise ConfigError(f"grader 'judge' wants best >= 1, got {best}")
         self._asked, self._best = question, best
 
-    async def _judged(self, task: Task, trajectory: Trajectory) -> float | None:
+    async def _judge(self, task: Task, trajectory: Trajectory) -> float | None:
         answer = (
             f"Say briefly why, then give a score from 0 (not at all) to {self._best} (perfectly), as a JSON object: "
             '{"reason": "...", "score": NUMBER}'
         )
         question = self._question(task, self._asked, answer, trajectory)
 
-        def read(said: str) -> float:
-            return share(object_in(said, "score")["score"], self._best, "score")
+        def read(reply: str) -> float:
+            return checked_fraction(object_in(reply, "score")["score"], self._best, "score")
 
         return await self._asker.ask(question, read, form_of({"reason": "...", "score": list(range(self._best + 1))}))
 
@@ -188,7 +190,7 @@ class PairwiseJudge(_Judging):
             sum(values) / len(values) if (values := shares.get(place, [])) else alone if place in shares else None
             for place in range(len(group.trajectories))
         ]
-        return self._told(group, verdicts)
+        return self._with_verdicts(group, verdicts)
 
     def _pairs(self, count: int) -> list[tuple[int, int]]:
         if not self._rivals:
@@ -237,16 +239,16 @@ class Rubric(_Judging):
         super().check(task)
         self._asked.of(task)
 
-    async def _judged(self, task: Task, trajectory: Trajectory) -> dict[str, float] | None:
+    async def _judge(self, task: Task, trajectory: Trajectory) -> dict[str, float] | None:
         criteria = self._asked.of(task)
         listed = "\n".join(f"- {name}: {text}" for name, text in criteria.items())
         asked = f"Judge an agent's work by these criteria, each by itself:\n{listed}"
         form = ", ".join(f'"{name}": NUMBER' for name in criteria)
         answer = f"Give each a score from 0 (not at all) to {self._best} (fully), as a JSON object: {{{form}}}"
 
-        def read(said: str) -> dict[str, float]:
-            found = object_in(said, *criteria)
-            return {name: share(found[name], self._best, repr(name)) for name in criteria}
+        def read(reply: str) -> dict[str, float]:
+            found = object_in(reply, *criteria)
+            return {name: checked_fraction(found[name], self._best, repr(name)) for name in criteria}
 
         points = {name: list(range(self._best + 1)) for name in criteria}
         return await self._asker.ask(self._question(task, asked, answer, trajectory), read, form_of(points))
@@ -283,7 +285,7 @@ class Checklist(_Judging):
         super().check(task)
         self._asked.of(task)
 
-    async def _judged(self, task: Task, trajectory: Trajectory) -> dict[str, JSON] | None:
+    async def _judge(self, task: Task, trajectory: Trajectory) -> dict[str, JSON] | None:
         asked_for = self._asked.of(task)
         listed = "\n".join(f"- {name}: {text}" for name, text in asked_for.items())
         asked = f"Answer these questions about an agent's work, each with yes or no:\n{listed}"
@@ -292,8 +294,8 @@ class Checklist(_Judging):
         answer = f"For each give {evidence} as evidence and whether it is met, as a JSON object: {{{items}}}"
         shown = _blanks(transcript(task, trajectory, chars=self._chars, show=self._show))
 
-        def read(said: str) -> dict[str, JSON]:
-            found = object_in(said, *asked_for)
+        def read(reply: str) -> dict[str, JSON]:
+            found = object_in(reply, *asked_for)
             return {name: self._item(name, found[name], shown) for name in asked_for}
 
         item = {"evidence": "...", "met": [True, False]}
@@ -318,8 +320,8 @@ async def _all(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in running]
 
 
-def _winner(said: str) -> float:
-    winner = str(object_in(said, "winner")["winner"]).strip().casefold()
+def _winner(answer: str) -> float:
+    winner = str(object_in(answer, "winner")["winner"]).strip().casefold()
     if winner not in ("a", "b", "tie"):
         raise UnreadableError(f"winner is {winner!r:.40}, none of A, B and tie")
     return {"a": 1.0, "b": 0.0, "tie": 0.5}[winner]

@@ -20,7 +20,7 @@ class ChannelClosedError(Exception):
 
 
 class Channel:
-    """A stream of requests, each followed by its answers. `said` is the end of the runner's standard error.
+    """A stream of requests, each followed by its answers. `stderr_end` is the end of the runner's standard error.
 
     Without a terminal the engine puts eight bytes before each piece of output: one names the stream, and the last four
     are the length. The channel is bound to no event loop.
@@ -33,7 +33,7 @@ class Channel:
         self._stream = 0
         self._left = 0
         self._bytes = bytearray()
-        self.said = b""
+        self.stderr_end = b""
 
     async def send(self, request: dict[str, Any], data: IO[bytes] | None = None) -> None:
         """Send a request. Raises ChannelClosedError."""
@@ -102,6 +102,6 @@ class Channel:
             del self._raw[: len(part)]
             self._left -= len(part)
             if self._stream == STDERR:
-                self.said = (self.said + part)[-SAID:]
+                self.stderr_end = (self.stderr_end + part)[-SAID:]
             else:
                 self._bytes += part

@@ -67,15 +67,15 @@ class Container:
             except ChannelClosedError:
                 if self._ended:
                     raise SandboxError("the sandbox was closed while it was in use") from None
-                self._broken = await self._daemon.call(self._daemon.fate, self.identity, self._started, self.said)
+                self._broken = await self._daemon.call(self._daemon.fate, self.identity, self._started, self.stderr_end)
                 raise self._broken from None
         check(answer, self.identity)
         return answer, found
 
     @property
-    def said(self) -> str:
+    def stderr_end(self) -> str:
         """What the runner wrote to standard error: nothing, unless it failed."""
-        return self._channel.said.decode(errors="replace")
+        return self._channel.stderr_end.decode(errors="replace")
 
     async def alive(self) -> bool:
         try:

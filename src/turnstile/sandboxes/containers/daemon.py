@@ -77,7 +77,7 @@ class Spec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Leavings:
+class Leftovers:
     """Ids of objects that a process left in a daemon."""
 
     containers: tuple[str, ...] = ()
@@ -118,7 +118,7 @@ class Daemon:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def version(self) -> str:
-        with translated("its version"):
+        with translate_errors("its version"):
             found = self.client.version()
             platform = (found.get("Platform") or {}).get("Name") or (found.get("Components") or [{}])[0].get("Name", "")
             return f"{platform} {found['Version']}".strip()
@@ -128,12 +128,12 @@ class Daemon:
 
         Raises ConfigError if no start can succeed (no such image, no such program, limits that cannot be set).
         """
-        with translated(f"a container of {spec.image}"):
+        with translate_errors(f"a container of {spec.image}"):
             identity: str = self.create(spec)
             attached = None
             try:
                 if spec.folders and not spec.read_only:
-                    self.client.put_archive(identity, "/", empty_folders(spec.folders))
+                    self.client.put_archive(identity, "/", empty_dirs_tar(spec.folders))
                 attached = self.client.attach_socket(
                     identity, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
                 )
@@ -184,9 +184,9 @@ class Daemon:
 
     def remove(self, identity: str) -> None:
         """End a container and remove it with its unnamed volumes; a missing container is not an error."""
-        with translated("a container's removal"):
+        with translate_errors("a container's removal"):
             deadline = time.monotonic() + GOING
-            while not self._removed(identity):
+            while not self._request_removal(identity):
                 again = time.monotonic() + AGAIN
                 while time.monotonic() < again:
                     if not self._exists(identity):
@@ -195,7 +195,7 @@ class Daemon:
                 if time.monotonic() > deadline:
                     raise DaemonError(f"container {identity[:12]} is still there {GOING:.0f} s after its removal began")
 
-    def _removed(self, identity: str) -> bool:
+    def _request_removal(self, identity: str) -> bool:
         """Request a removal; return False if the engine's own removal is under way because the stream ended."""
         try:
             self.client.remove_container(identity, v=True, force=True)
@@ -216,15 +216,15 @@ class Daemon:
 
     def commit(self, identity: str) -> str:
         """Create an image of a container's files, with the container's labels; return its id."""
-        with translated("a snapshot"):
+        with translate_errors("a snapshot"):
             image: str = self.client.commit(identity, pause=False)["Id"]
             return image
 
-    def fate(self, identity: str, since: float, said: str) -> SandboxError:
-        """Return why a container ended that started at `since` (seconds since the epoch) and last wrote `said`."""
+    def fate(self, identity: str, since: float, last_output: str) -> SandboxError:
+        """Return why a container ended that started at `since` (seconds since the epoch) and wrote `last_output`."""
         short_id = identity[:12]
         try:
-            with translated("a container's state"):
+            with translate_errors("a container's state"):
                 state = self._state(identity, since)
         except SandboxError as error:
             return error
@@ -232,7 +232,7 @@ class Daemon:
             return OutOfMemoryError(
                 f"container {short_id} ran out of memory and was killed; raise sandbox.resources.memory_mb"
             )
-        last = said.strip().splitlines()[-1:]
+        last = last_output.strip().splitlines()[-1:]
         why = f": {last[0]}" if last else f" with exit code {state['code']}" if state["code"] is not None else ""
         return ContainerDiedError(f"container {short_id} ended while it was in use{why}")
 
@@ -254,7 +254,7 @@ class Daemon:
         codes = [event["Actor"]["Attributes"].get("exitCode") for event in seen if event["Action"] in ("die", "died")]
         return {"oom": any(event["Action"] == "oom" for event in seen), "code": codes[-1] if codes else None}
 
-    def find(self, wanted: Mapping[str, str] | None = None, *, everybodys: bool = False) -> Leavings:
+    def find(self, wanted: Mapping[str, str] | None = None, *, everybodys: bool = False) -> Leftovers:
         """Return what this project created here: all with the labels `wanted`, or all without a living owner."""
         labels = [f"{name}={value}" for name, value in (wanted or {}).items()] or [PID]
         filters = {"label": labels}
@@ -262,32 +262,32 @@ class Daemon:
         def ours(labels: Mapping[str, str] | None) -> bool:
             return wanted is not None or everybodys or is_gone(labels or {})
 
-        with translated("a list of containers"):
+        with translate_errors("a list of containers"):
             containers = self.client.containers(all=True, filters=filters)
             images = self.client.images(filters=filters)
             volumes = self.client.volumes(filters=filters).get("Volumes") or []
-        return Leavings(
+        return Leftovers(
             containers=tuple(found["Id"] for found in containers if ours(found.get("Labels"))),
             images=tuple(found["Id"] for found in images if ours(found.get("Labels"))),
             volumes=tuple(found["Name"] for found in volumes if ours(found.get("Labels"))),
         )
 
-    def clear(self, found: Leavings) -> None:
+    def remove_all(self, leftovers: Leftovers) -> None:
         """Remove these objects; missing ones are not an error."""
-        for identity in found.containers:
+        for identity in leftovers.containers:
             self.remove(identity)
-        with translated("a removal"):
-            for image in found.images:
+        with translate_errors("a removal"):
+            for image in leftovers.images:
                 with contextlib.suppress(docker.errors.NotFound):
                     self.client.remove_image(image, force=True)
-            for volume in found.volumes:
+            for volume in leftovers.volumes:
                 with contextlib.suppress(docker.errors.NotFound):
                     self.client.remove_volume(volume, force=True)
 
-    def sweep(self) -> Leavings:
+    def sweep(self) -> Leftovers:
         """Remove what dead processes of this machine left behind."""
         found = self.find()
-        self.clear(found)
+        self.remove_all(found)
         return found
 
     def close(self) -> None:
@@ -324,7 +324,7 @@ def find_socket() -> str | None:
     return None
 
 
-def empty_folders(names: tuple[str, ...]) -> bytes:
+def empty_dirs_tar(names: tuple[str, ...]) -> bytes:
     """Return an archive of empty folders that every user may write to."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as archive:
@@ -336,7 +336,7 @@ def empty_folders(names: tuple[str, ...]) -> bytes:
 
 
 @contextlib.contextmanager
-def translated(what: str) -> Iterator[None]:
+def translate_errors(what: str) -> Iterator[None]:
     """Translate errors of the SDK into errors of this project."""
     try:
         yield
@@ -345,22 +345,22 @@ def translated(what: str) -> Iterator[None]:
     except docker.errors.NotFound as error:
         raise ContainerDiedError(f"{what}: {short(error)}") from None
     except docker.errors.APIError as error:
-        raise meaning(what, short(error)) from None
+        raise error_for(what, short(error)) from None
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
         raise DaemonError(f"{what}: the daemon does not answer ({short(error)})") from None
 
 
-def meaning(what: str, said: str) -> ConfigError | SandboxError:
+def error_for(what: str, text: str) -> ConfigError | SandboxError:
     """Return the error that a refusal of the daemon stands for."""
-    lowered = said.lower()
+    lowered = text.lower()
     if "no space left" in lowered or "disk quota" in lowered:
-        return DiskFullError(f"{what}: the daemon's disk is full ({said})")
+        return DiskFullError(f"{what}: the daemon's disk is full ({text})")
     if "rlimit" in lowered:
         remedy = "sandbox.resources.ulimits = { nofile = 16384, nproc = 8192 }"
-        return ConfigError(f"{what}: this machine sets no such limits; try {remedy} ({said})")
+        return ConfigError(f"{what}: this machine sets no such limits; try {remedy} ({text})")
     if "unable to find user" in lowered or "no matching entries in passwd" in lowered:
         return ConfigError(
-            f"{what}: the image does not know that user; give its number in sandbox.isolation.user ({said})"
+            f"{what}: the image does not know that user; give its number in sandbox.isolation.user ({text})"
         )
     if "storage-opt" in lowered or "storage opt" in lowered:
         return ConfigError(
@@ -368,23 +368,23 @@ def meaning(what: str, said: str) -> ConfigError | SandboxError:
         )
     if "bind source path does not exist" in lowered or "mounts denied" in lowered:
         return ConfigError(
-            f"{what}: the engine does not see a folder of this machine; set sandbox.readable = [] ({said})"
+            f"{what}: the engine does not see a folder of this machine; set sandbox.readable = [] ({text})"
         )
     if "executable file not found" in lowered or "no such file or directory" in lowered:
         return ConfigError(
             f"{what}: the image has no such Python; use an image with Python 3.7 or newer, or say where it is with "
-            f"sandbox.python ({said})"
+            f"sandbox.python ({text})"
         )
-    return DaemonError(f"{what}: {said}")
+    return DaemonError(f"{what}: {text}")
 
 
 def short(error: Exception) -> str:
     """Return the last line of an error's message, or of the system error that caused it."""
-    said = getattr(error, "explanation", None)
+    text = getattr(error, "explanation", None)
     below: BaseException | None = error
-    while not said and below is not None:
+    while not text and below is not None:
         if isinstance(below, OSError) and not isinstance(below, requests.exceptions.RequestException):
-            said = str(below) if below.filename else below.strerror or str(below)
+            text = str(below) if below.filename else below.strerror or str(below)
         below = below.__cause__ or (None if below.__suppress_context__ else below.__context__)
-    lines = str(said or error).strip().splitlines()
+    lines = str(text or error).strip().splitlines()
     return lines[-1][-400:] if lines else type(error).__name__

@@ -33,7 +33,7 @@ from turnstile.sandboxes.containers.contents import (
     tree_digest,
     write_root,
 )
-from turnstile.sandboxes.containers.daemon import Daemon, short, translated
+from turnstile.sandboxes.containers.daemon import Daemon, short, translate_errors
 from turnstile.sandboxes.containers.repository import commit_once
 
 _log = logging.getLogger(__name__)
@@ -62,11 +62,11 @@ Progress = Callable[[ImageStep], None]
 
 def announce() -> Progress:
     """Return a progress callback that logs each step once, with a warning that it may take minutes."""
-    said: set[str] = set()
+    announced: set[str] = set()
 
     def say(step: ImageStep) -> None:
-        if step.what not in said:
-            said.add(step.what)
+        if step.what not in announced:
+            announced.add(step.what)
             _log.warning("%s; this may take minutes", step.what)
 
     return say
@@ -108,7 +108,7 @@ class Images:
         return image
 
     def present(self, name: str) -> bool:
-        with translated(f"the image {name}"):
+        with translate_errors(f"the image {name}"):
             try:
                 self._client.inspect_image(name)
             except docker.errors.ImageNotFound:
@@ -132,9 +132,9 @@ class Images:
                     done, total = map(sum, zip(*layers.values(), strict=True))
                     self._progress(ImageStep(what=what, done=done, total=total))
         except (docker.errors.DockerException, OSError) as error:
-            raise refused(name, short(error)) from None
+            raise pull_error(name, short(error)) from None
         if not self.present(name):
-            raise refused(name, "the registry gave none")
+            raise pull_error(name, "the registry gave none")
 
     def from_dockerfile(self, dockerfile: Path, *, network: str | None = None) -> str:
         """Build the image of a Dockerfile from its folder, less what a .dockerignore beside it excludes.
@@ -173,8 +173,8 @@ class Images:
                 if rootfs.is_dir():
                     archive = Path(folder) / "root.tar"
                     write_root(rootfs, archive)
-                said = self._client.import_image(str(archive), repository=repository, tag=tag, changes=settings)
-            return (json.loads(line) for line in said.splitlines() if line.strip())
+                output = self._client.import_image(str(archive), repository=repository, tag=tag, changes=settings)
+            return (json.loads(line) for line in output.splitlines() if line.strip())
 
         return self._once(rootfs.resolve().name.partition(".")[0], digest, f"the root file system {rootfs}", make)
 
@@ -229,7 +229,7 @@ class Images:
 
     def kept(self) -> list[BuiltImage]:
         """Return the images that were built here, newest first."""
-        with translated("a list of images"):
+        with translate_errors("a list of images"):
             found = self._client.images(filters={"label": DIGEST})
         kept = [
             BuiltImage(name=name, holds=image["Labels"].get(HOLDS, ""), size=image["Size"], created=image["Created"])
@@ -242,7 +242,7 @@ class Images:
     def remove(self, kept: Iterable[BuiltImage]) -> list[BuiltImage]:
         """Remove images; return those that containers still use, which stay."""
         used = []
-        with translated("an image's removal"):
+        with translate_errors("an image's removal"):
             for image in kept:
                 try:
                     self._client.remove_image(image.name)
@@ -256,13 +256,13 @@ class Images:
 
     def _identity(self, name: str) -> str:
         self.pull(name)
-        with translated(f"the image {name}"):
+        with translate_errors(f"the image {name}"):
             identity: str = self._client.inspect_image(name)["Id"]
             return identity
 
     def _import_path(self, identity: str) -> str:
         """Return PYTHONPATH with the dependencies before the image's own entries."""
-        with translated("an image"):
+        with translate_errors("an image"):
             settings = (self._client.inspect_image(identity).get("Config") or {}).get("Env") or ()
         old = [value for name, _, value in (each.partition("=") for each in settings) if name == "PYTHONPATH" and value]
         return ":".join((DEPENDENCIES, *old))
@@ -284,7 +284,7 @@ class Images:
             if self.present(name):  # somebody else was quicker
                 return name
             self._progress(ImageStep(what=what))
-            with translated(what):
+            with translate_errors(what):
                 self._follow(what, make(name, {DIGEST: digest, HOLDS: holds}))
         if not self.present(name):
             raise DaemonError(f"{what}: the engine said nothing of an error, and there is no image")
@@ -308,21 +308,21 @@ class Images:
             )  # fmt: skip
 
     def _follow(self, what: str, events: Iterable[dict[str, Any]]) -> None:
-        said = ""
+        last_line = ""
         for event in events:
             if "error" in event:
                 why = str(event["error"]).strip().splitlines()[-1]
-                hint = said if said not in why else ""
+                hint = last_line if last_line not in why else ""
                 if "rlimit" in why.lower():
                     hint = 'set "default-ulimits" in the engine\'s daemon.json'
                 raise ConfigError(f"{what}: {why}" + (f" ({hint})" if hint else ""))
             text = str(event.get("stream") or event.get("status") or "").strip()
-            said = text.splitlines()[-1][-300:] if text else said
+            last_line = text.splitlines()[-1][-300:] if text else last_line
             if match := re.match(r"step (\d+)/(\d+)", text, re.IGNORECASE):
                 self._progress(ImageStep(what=what, done=int(match[1]) - 1, total=int(match[2])))
 
 
-def refused(name: str, why: str) -> ConfigError | DaemonError:
+def pull_error(name: str, why: str) -> ConfigError | DaemonError:
     """Return why an image could not be pulled."""
     if name.startswith(OURS):
         return ConfigError(

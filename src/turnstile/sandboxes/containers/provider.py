@@ -181,7 +181,7 @@ class Named(TypedDict):
     rootfs: Path | None
 
 
-def named(image: str, dockerfile: Path | str | None, rootfs: Path | str | None) -> Named:
+def named_image(image: str, dockerfile: Path | str | None, rootfs: Path | str | None) -> Named:
     """Return the image that a recipe names. Raises ConfigError if it names none."""
     if not image and not dockerfile and not rootfs:
         raise ConfigError(
@@ -284,7 +284,7 @@ class ContainerSandboxes:
         run: str = "",
         daemon: str | None = None,
     ) -> None:
-        base = named(image, dockerfile, rootfs)
+        base = named_image(image, dockerfile, rootfs)
         self._carried = pack_modules(carry) if carry else b""
         self.snapshots: dict[str, bool] = {}  # images of snapshots, and whether they hold what is carried
         self.daemon = Daemon(daemon, threads=pool.starts + 2)
@@ -357,11 +357,11 @@ class ContainerSandboxes:
             await self.daemon.call(self._get, template.name)
             spec = replace(spec, image=template.name, read_only=False, tmpfs=())
             made = Made(spec=spec, root=template.root, carries=self.snapshots.get(template.name, False))
-            return self._opened(await self._pool.take(made, spares=False), made)
+            return self._open_sandbox(await self._pool.take(made, spares=False), made)
         archive = await asyncio.to_thread(self._archive, template)
         with archive:
             made = Made(spec=spec, root=WORK, carries=bool(self._carried))
-            sandbox = self._opened(await self._pool.take(made), made)
+            sandbox = self._open_sandbox(await self._pool.take(made), made)
             try:
                 await sandbox.unpack(archive)
             except BaseException:
@@ -369,7 +369,7 @@ class ContainerSandboxes:
                 raise
         return sandbox
 
-    async def settled(self) -> None:
+    async def wait_for_removals(self) -> None:
         """Wait until the containers of closed sandboxes are removed."""
         await asyncio.gather(*self._going)
 
@@ -382,7 +382,7 @@ class ContainerSandboxes:
         for sandbox in tuple(self._open):
             await sandbox.close()
         await self._pool.close()
-        await self.settled()
+        await self.wait_for_removals()
         await asyncio.to_thread(self._finalizer)
 
     def discard(self, sandbox: ContainerSandbox) -> None:
@@ -397,7 +397,7 @@ class ContainerSandboxes:
         await container.end()
         self._pool.leave()
 
-    def _opened(self, container: Container, made: Made) -> ContainerSandbox:
+    def _open_sandbox(self, container: Container, made: Made) -> ContainerSandbox:
         sandbox = ContainerSandbox(self, container, root=made.root, limits=self._limits, carries=made.carries)
         self._open.add(sandbox)
         return sandbox
@@ -440,7 +440,7 @@ class ContainerSandboxes:
             if spec.image in self.snapshots:
                 if isinstance(error, OSError):  # as its sandbox's user left the files, so not the recipe's fault
                     raise SandboxError(f"the snapshot {spec.image} cannot be started: {error}") from None
-            elif isinstance(error, OSError) or (isinstance(error, ContainerDiedError) and container.said):
+            elif isinstance(error, OSError) or (isinstance(error, ContainerDiedError) and container.stderr_end):
                 raise ConfigError(f"the image {spec.image} cannot be used as a sandbox: {error}") from None
             raise
         return container
@@ -452,7 +452,7 @@ def _clear(daemon: Daemon, labels: Mapping[str, str], home: Home, pid: int) -> N
         return  # a fork of its process
     home.remove()
     try:
-        daemon.clear(daemon.find(labels))
+        daemon.remove_all(daemon.find(labels))
     except SandboxError as error:
         _log.warning("containers may be left behind (turnstile sandbox prune removes them): %s", error)
     daemon.close()

@@ -17,7 +17,7 @@ from typing import IO, Any, TypeVar
 
 from turnstile.errors import ConfigError, MissingExtraError, SandboxError
 from turnstile.sandboxes.containers.runner.frames import CHUNK
-from turnstile.sandboxes.http.wire import POLL, GarbageError, frame, raise_told, unframe
+from turnstile.sandboxes.http.wire import POLL, GarbageError, frame, raise_error, unframe
 
 try:
     import aiohttp
@@ -85,13 +85,13 @@ class Connection:
                 await asyncio.wait([asyncio.wrap_future(undone)])
             raise
 
-    async def post(self, path: str, told: Mapping[str, Any], data: bytes = b"", *, tries: int = 4) -> Answer:
+    async def post(self, path: str, message: Mapping[str, Any], data: bytes = b"", *, tries: int = 4) -> Answer:
         """Send one request and return its answer; only jobs of `run`, and `put`, may await this.
 
         It is sent again if no answer comes, so it must be idempotent. Raises SandboxError if there is no server, or not
         one of ours, ConfigError if it refuses the client, and the error that the answer reports.
         """
-        body = frame(told, data)
+        body = frame(message, data)
         return self._read(*await self._send("POST", path, io.BytesIO(body), len(body), tries))
 
     async def put(self, path: str, file: IO[bytes]) -> None:
@@ -182,11 +182,11 @@ class Connection:
         try:
             if status != 200:
                 raise GarbageError(f"status {status}, {found[:200].decode(errors='replace').strip()!r}")
-            told, data = unframe(found)
-            raise_told(told)
+            message, data = unframe(found)
+            raise_error(message)
         except GarbageError as error:
             raise SandboxError(f"what is at {self.url} does not answer as a sandbox server does: {error}") from None
-        return told, data
+        return message, data
 
 
 async def pieces(body: IO[bytes]) -> AsyncIterator[bytes]:

@@ -35,7 +35,9 @@ class Lease:
             raise SandboxError(f"what is at {self._connection.url} is no sandbox server: {error}") from None
         self._beating = asyncio.create_task(self._beat())
 
-    async def ask(self, verb: str, told: dict[str, Any], data: bytes = b"", *, identity: str | None = None) -> Answer:
+    async def ask(
+        self, verb: str, message: dict[str, Any], data: bytes = b"", *, identity: str | None = None
+    ) -> Answer:
         """Return the result of one request, however long it takes. Cancelling this cancels the work at the server.
 
         Raises SandboxError if the lease is over or the server silent, and any error that the server reports.
@@ -44,7 +46,7 @@ class Lease:
             raise self.lost
         identity = identity or secrets.token_hex(8)
         try:
-            answer, found = await self._post("do", {**told, "verb": verb, "id": identity}, data)
+            answer, found = await self._post("do", {**message, "verb": verb, "id": identity}, data)
             while "wait" in answer:
                 answer, found = await self._post("wait", {"id": identity})
         except asyncio.CancelledError:
@@ -62,10 +64,10 @@ class Lease:
             await self._connection.post("close", {"client": self.client}, tries=2)
         self.lost = SandboxError("these sandboxes were closed")
 
-    async def _post(self, path: str, told: dict[str, Any], data: bytes = b"", *, tries: int = 4) -> Answer:
+    async def _post(self, path: str, message: dict[str, Any], data: bytes = b"", *, tries: int = 4) -> Answer:
         got, self._got = self._got, []
         answer, found = await self._connection.post(
-            path, {**told, "client": self.client, "got": got}, data, tries=tries
+            path, {**message, "client": self.client, "got": got}, data, tries=tries
         )
         if "gone" in answer:
             self.lost = SandboxError(

@@ -46,8 +46,8 @@ class RemoteSandbox:
         self, argv: Sequence[str], *, limits: Limits | None = None, env: Mapping[str, str] | None = None
     ) -> ExecResult:
         """Run a command. Sent again after a broken connection, it still runs once. Cancelling ends it at the server."""
-        told = {"argv": list(argv), "env": dict(env or {}), "limits": None if limits is None else asdict(limits)}
-        answer, _ = await self._ask("exec", told)
+        message = {"argv": list(argv), "env": dict(env or {}), "limits": None if limits is None else asdict(limits)}
+        answer, _ = await self._ask("exec", message)
         try:
             return ExecResult(**part(answer, "result", dict))
         except (TypeError, ValueError) as error:
@@ -91,11 +91,13 @@ class RemoteSandbox:
         with contextlib.suppress(SandboxError, ConfigError):
             await self._lease.ask("close", {"sandbox": self._identity})
 
-    async def _ask(self, verb: str, told: dict[str, Any], data: bytes = b"", *, identity: str | None = None) -> Answer:
+    async def _ask(
+        self, verb: str, message: dict[str, Any], data: bytes = b"", *, identity: str | None = None
+    ) -> Answer:
         if self._closed:
             raise SandboxError("the sandbox was closed")
-        told["sandbox"] = self._identity
-        return await self._connection.run(self._lease.ask(verb, told, data, identity=identity))
+        message["sandbox"] = self._identity
+        return await self._connection.run(self._lease.ask(verb, message, data, identity=identity))
 
 
 class RemoteSandboxes:
@@ -128,34 +130,34 @@ class RemoteSandboxes:
         `deps` is the server's folder of that name, if it has one. Raises SandboxError if there is no such template or
         no sandbox to be had, ConfigError if none ever can.
         """
-        told: dict[str, Any] = {"deps": None if deps is None else str(deps)}
+        message: dict[str, Any] = {"deps": None if deps is None else str(deps)}
         if isinstance(template, RemoteSnapshot):
-            told["template"] = {"snapshot": template.name, "root": template.root}
-            return await self._connection.run(self._start(told, client=template.client), RemoteSandbox.leave)
+            message["template"] = {"snapshot": template.name, "root": template.root}
+            return await self._connection.run(self._start(message, client=template.client), RemoteSandbox.leave)
         if isinstance(template, Image):
-            told["template"] = {"image": template.name, "root": template.root}
-            return await self._connection.run(self._start(told), RemoteSandbox.leave)
-        archive, digest = await asyncio.to_thread(packed, template)
+            message["template"] = {"image": template.name, "root": template.root}
+            return await self._connection.run(self._start(message), RemoteSandbox.leave)
+        archive, digest = await asyncio.to_thread(pack_template, template)
         with archive:
-            told["template"] = {"tree": digest}
-            return await self._connection.run(self._start(told, archive), RemoteSandbox.leave)
+            message["template"] = {"tree": digest}
+            return await self._connection.run(self._start(message, archive), RemoteSandbox.leave)
 
     async def close(self) -> None:
         """End all commands and remove all files of this client at the server."""
         await asyncio.to_thread(self._finalizer)
 
     async def _start(
-        self, told: dict[str, Any], archive: IO[bytes] | None = None, *, client: str | None = None
+        self, message: dict[str, Any], archive: IO[bytes] | None = None, *, client: str | None = None
     ) -> RemoteSandbox:
         for _ in range(SENDINGS + 1):
-            lease = await self._leased()
+            lease = await self._open_lease()
             if client not in (None, lease.client):
                 raise SandboxError(
                     f"the snapshot ended with an earlier lease at the sandbox server {self._connection.url}"
                 )
             identity = secrets.token_hex(8)
             try:
-                answer, _ = await lease.ask("start", told, identity=identity)
+                answer, _ = await lease.ask("start", message, identity=identity)
             except SandboxError as error:
                 if error is not lease.lost:
                     raise
@@ -163,12 +165,12 @@ class RemoteSandboxes:
             if "unknown" not in answer:
                 return RemoteSandbox(self._connection, lease, identity)
             if archive is not None:
-                await self._send(told["template"]["tree"], archive)
+                await self._send(message["template"]["tree"], archive)
         raise SandboxError(
             f"the sandbox server {self._connection.url} has no room for the template; raise --templates-mb"
         )
 
-    async def _leased(self) -> Lease:
+    async def _open_lease(self) -> Lease:
         async with self._opening:
             if self._lease is None or self._lease.lost is not None:
                 lease = Lease(self._connection, self._run)
@@ -184,7 +186,7 @@ class RemoteSandboxes:
                 await self._connection.put(f"templates/{digest}", archive)
 
 
-def packed(template: Template) -> tuple[IO[bytes], str]:
+def pack_template(template: Template) -> tuple[IO[bytes], str]:
     """Return the archive of a folder, and its digest. Raises SandboxError if there is no such folder."""
     archive = pack_tree(as_folder(template))
     found = hashlib.sha256()

@@ -21,7 +21,7 @@ from turnstile.errors import ConfigError, MissingExtraError, SandboxError
 from turnstile.sandboxes.base import Sandboxes
 from turnstile.sandboxes.http.tenant import Tenant, name_of
 from turnstile.sandboxes.http.uploads import Uploads
-from turnstile.sandboxes.http.wire import POLL, TOKEN, WIRE, GarbageError, error_told, frame, part, unframe
+from turnstile.sandboxes.http.wire import POLL, TOKEN, WIRE, GarbageError, error_message, frame, part, unframe
 
 try:
     from aiohttp import web
@@ -138,21 +138,21 @@ class SandboxServer:
         except GarbageError as error:
             return web.Response(status=400, text=str(error))
         except (SandboxError, ConfigError, ValueError, OSError) as error:
-            return answered(frame(error_told(error)))
+            return bytes_response(frame(error_message(error)))
 
     async def _open(self, request: web.Request) -> web.StreamResponse:
-        told, _ = unframe(await request.read())
-        theirs = (told.get("wire"), told.get("turnstile"))
+        message, _ = unframe(await request.read())
+        theirs = (message.get("wire"), message.get("turnstile"))
         if theirs != (WIRE, __version__):
             raise ConfigError(
                 f"the sandbox server runs Turnstile {__version__} (protocol {WIRE}) and this client {theirs[1]} "
                 f"(protocol {theirs[0]}); install the same version on both machines"
             )
-        client = part(told, "client", str)
+        client = part(message, "client", str)
         if client not in self._tenants:
             if len(self._tenants) >= self._clients:
                 raise SandboxError(f"the sandbox server serves {self._clients} clients already; give it more --clients")
-            self._tenants[client] = asyncio.ensure_future(self._welcome(name_of(told)))
+            self._tenants[client] = asyncio.ensure_future(self._welcome(name_of(message)))
         self._hear(client)
         try:
             await asyncio.shield(self._tenants[client])
@@ -160,53 +160,53 @@ class SandboxServer:
             self._tenants.pop(client, None)
             self._heard.pop(client, None)
             raise
-        return answered(frame({"lease": self._lease}))
+        return bytes_response(frame({"lease": self._lease}))
 
     async def _welcome(self, name: str) -> Tenant:
         provider = await asyncio.to_thread(self._make, name)
         _log.info("client %s: opened", name)
         return Tenant(name, provider, self._uploads, most=self._most)
 
-    async def _beat(self, tenant: Tenant, told: dict[str, Any], data: bytes) -> bytes:
-        tenant.received(told)
+    async def _beat(self, tenant: Tenant, message: dict[str, Any], data: bytes) -> bytes:
+        tenant.forget_received(message)
         return frame({})
 
-    async def _do(self, tenant: Tenant, told: dict[str, Any], data: bytes) -> bytes:
-        return await result(tenant.begin(told, data))
+    async def _do(self, tenant: Tenant, message: dict[str, Any], data: bytes) -> bytes:
+        return await result(tenant.begin(message, data))
 
-    async def _wait(self, tenant: Tenant, told: dict[str, Any], data: bytes) -> bytes:
-        tenant.received(told)
-        return await result(tenant.job(part(told, "id", str)))
+    async def _wait(self, tenant: Tenant, message: dict[str, Any], data: bytes) -> bytes:
+        tenant.forget_received(message)
+        return await result(tenant.job(part(message, "id", str)))
 
-    async def _cancel(self, tenant: Tenant, told: dict[str, Any], data: bytes) -> bytes:
-        ended = await tenant.cancel(part(told, "id", str))
+    async def _cancel(self, tenant: Tenant, message: dict[str, Any], data: bytes) -> bytes:
+        ended = await tenant.cancel(part(message, "id", str))
         return frame({} if ended else {"wait": True})
 
     async def _close(self, request: web.Request) -> web.StreamResponse:
-        told, _ = unframe(await request.read())
-        client = part(told, "client", str)
+        message, _ = unframe(await request.read())
+        client = part(message, "client", str)
         if client in self._tenants:
             self._dismiss(client, "it said so")
         if client in self._going:  # also where it says so again
             await asyncio.wait([self._going[client]])
-        return answered(frame({}))
+        return bytes_response(frame({}))
 
     async def _known(self, request: web.Request) -> web.StreamResponse:
-        told, _ = unframe(await request.read())
-        return answered(frame({"known": part(told, "digest", str) in self._uploads}))
+        message, _ = unframe(await request.read())
+        return bytes_response(frame({"known": part(message, "digest", str) in self._uploads}))
 
     async def _template(self, request: web.Request) -> web.StreamResponse:
         await self._uploads.receive(request.match_info["digest"], request.content.iter_any())
-        return answered(frame({}))
+        return bytes_response(frame({}))
 
     def _with_tenant(self, inner: Callable[[Tenant, dict[str, Any], bytes], Awaitable[bytes]]) -> Handler:
         async def handler(request: web.Request) -> web.StreamResponse:
-            told, data = unframe(await request.read())
-            client = part(told, "client", str)
+            message, data = unframe(await request.read())
+            client = part(message, "client", str)
             if client not in self._tenants:
-                return answered(frame({"gone": self._lease}))
+                return bytes_response(frame({"gone": self._lease}))
             self._hear(client)
-            return answered(await inner(await asyncio.shield(self._tenants[client]), told, data))
+            return bytes_response(await inner(await asyncio.shield(self._tenants[client]), message, data))
 
         return handler
 
@@ -220,11 +220,12 @@ async def result(job: asyncio.Task[bytes]) -> bytes:
     if not job.done():
         return frame({"wait": True})
     if job.cancelled():
-        return frame(error_told(SandboxError("the sandbox was closed, or the request cancelled, while it was in use")))
+        error = SandboxError("the sandbox was closed, or the request cancelled, while it was in use")
+        return frame(error_message(error))
     return job.result()
 
 
-def answered(body: bytes) -> web.Response:
+def bytes_response(body: bytes) -> web.Response:
     """Return a response that carries these bytes."""
     return web.Response(body=body, content_type="application/octet-stream")
 

@@ -13,7 +13,7 @@ from typing import Any
 from turnstile.errors import SandboxError, TurnstileError
 from turnstile.sandboxes.base import Image, Limits, Sandbox, Sandboxes, Template
 from turnstile.sandboxes.http.uploads import UnknownUploadError, Uploads
-from turnstile.sandboxes.http.wire import KEPT, POLL, GarbageError, error_told, frame, part
+from turnstile.sandboxes.http.wire import KEPT, POLL, GarbageError, error_message, frame, part
 
 _log = logging.getLogger(__name__)
 
@@ -39,20 +39,20 @@ class Tenant:
         self._jobs: dict[str, asyncio.Task[bytes] | None] = {}  # None: was answered, or cancelled before it came
         self._closed = False
 
-    def begin(self, told: Mapping[str, Any], data: bytes) -> asyncio.Task[bytes]:
+    def begin(self, message: Mapping[str, Any], data: bytes) -> asyncio.Task[bytes]:
         """Return the task that executes a request.
 
         Raises SandboxError if the client is closed, GarbageError for an invalid request.
         """
-        identity = part(told, "id", str)
-        self.received(told)
+        identity = part(message, "id", str)
+        self.forget_received(message)
         if self._closed:
             raise SandboxError("the sandbox server has closed this client's sandboxes")
         if identity not in self._jobs:
-            verb = _VERBS.get(part(told, "verb", str))
+            verb = _VERBS.get(part(message, "verb", str))
             if verb is None:
-                raise GarbageError(f"there is no verb {told['verb']!r:.40}")
-            self._remember(identity, asyncio.ensure_future(self._carry_out(verb, told, data)))
+                raise GarbageError(f"there is no verb {message['verb']!r:.40}")
+            self._remember(identity, asyncio.ensure_future(self._carry_out(verb, message, data)))
         return self.job(identity)
 
     def job(self, identity: str) -> asyncio.Task[bytes]:
@@ -62,9 +62,9 @@ class Tenant:
             raise SandboxError("the sandbox server knows no such request, or has answered or cancelled it before")
         return found
 
-    def received(self, told: Mapping[str, Any]) -> None:
+    def forget_received(self, message: Mapping[str, Any]) -> None:
         """Forget these answers, which the client has received."""
-        for identity in words(told, "got"):
+        for identity in words(message, "got"):
             job = self._jobs.get(identity)
             if job is not None and job.done():
                 self._jobs[identity] = None
@@ -108,9 +108,9 @@ class Tenant:
         else:
             job.add_done_callback(lambda _: loop.call_later(KEPT, self._jobs.pop, identity, None))
 
-    async def _carry_out(self, verb: Verb, told: Mapping[str, Any], data: bytes) -> bytes:
+    async def _carry_out(self, verb: Verb, message: Mapping[str, Any], data: bytes) -> bytes:
         try:
-            answer, found = await verb(self, told, data)
+            answer, found = await verb(self, message, data)
             if len(found) > self._most:
                 raise OSError(errno.EFBIG, f"more than the {self._most >> 20} MiB that a sandbox server sends at once")
             return frame(answer, found)
@@ -118,13 +118,15 @@ class Tenant:
             return frame({"unknown": True})
         except Exception as error:  # the client's to raise
             if not isinstance(error, TurnstileError | OSError | ValueError):
-                _log.exception("client %s: %s failed", self.name, told["verb"])
-            return frame(error_told(error))
+                _log.exception("client %s: %s failed", self.name, message["verb"])
+            return frame(error_message(error))
 
-    async def _start(self, told: Mapping[str, Any], data: bytes) -> Answer:
-        identity = part(told, "id", str)
-        given = part(told, "template", dict)
-        deps = None if told.get("deps") is None else Path(part(told, "deps", str))  # the provider's to know, or not
+    async def _start(self, message: Mapping[str, Any], data: bytes) -> Answer:
+        identity = part(message, "id", str)
+        given = part(message, "template", dict)
+        deps = (
+            None if message.get("deps") is None else Path(part(message, "deps", str))
+        )  # the provider's to know, or not
         if "tree" in given:
             async with self._uploads.held(part(given, "tree", str)) as folder:
                 sandbox = await self._provider.start(folder, deps=deps)
@@ -142,26 +144,26 @@ class Tenant:
         self._sandboxes[identity] = sandbox
         return {}, b""
 
-    async def _exec(self, told: Mapping[str, Any], data: bytes) -> Answer:
-        argv, env = words(told, "argv"), part(told, "env", dict)
-        limits = None if told.get("limits") is None else read_limits(part(told, "limits", dict))
+    async def _exec(self, message: Mapping[str, Any], data: bytes) -> Answer:
+        argv, env = words(message, "argv"), part(message, "env", dict)
+        limits = None if message.get("limits") is None else read_limits(part(message, "limits", dict))
         if not all(isinstance(value, str) for value in env.values()):
             raise GarbageError("env has a value that is no string")
-        return {"result": asdict(await self._sandbox(told).exec(argv, limits=limits, env=env))}, b""
+        return {"result": asdict(await self._sandbox(message).exec(argv, limits=limits, env=env))}, b""
 
-    async def _read(self, told: Mapping[str, Any], data: bytes) -> Answer:
-        return {}, await self._sandbox(told).read(part(told, "path", str))
+    async def _read(self, message: Mapping[str, Any], data: bytes) -> Answer:
+        return {}, await self._sandbox(message).read(part(message, "path", str))
 
-    async def _write(self, told: Mapping[str, Any], data: bytes) -> Answer:
-        await self._sandbox(told).write(part(told, "path", str), data)
+    async def _write(self, message: Mapping[str, Any], data: bytes) -> Answer:
+        await self._sandbox(message).write(part(message, "path", str), data)
         return {}, b""
 
-    async def _snapshot(self, told: Mapping[str, Any], data: bytes) -> Answer:
-        self._snapshots[part(told, "id", str)] = await self._sandbox(told).snapshot()
+    async def _snapshot(self, message: Mapping[str, Any], data: bytes) -> Answer:
+        self._snapshots[part(message, "id", str)] = await self._sandbox(message).snapshot()
         return {}, b""
 
-    async def _close(self, told: Mapping[str, Any], data: bytes) -> Answer:
-        await self._close_sandbox(part(told, "sandbox", str))
+    async def _close(self, message: Mapping[str, Any], data: bytes) -> Answer:
+        await self._close_sandbox(part(message, "sandbox", str))
         return {}, b""
 
     async def _close_sandbox(self, identity: str) -> None:
@@ -169,8 +171,8 @@ class Tenant:
         if sandbox is not None:
             await sandbox.close()
 
-    def _sandbox(self, told: Mapping[str, Any]) -> Sandbox:
-        sandbox = self._sandboxes.get(part(told, "sandbox", str))
+    def _sandbox(self, message: Mapping[str, Any]) -> Sandbox:
+        sandbox = self._sandboxes.get(part(message, "sandbox", str))
         if sandbox is None:
             raise SandboxError("the sandbox was closed")
         return sandbox
@@ -193,24 +195,24 @@ def end(job: asyncio.Task[bytes]) -> None:
         job.cancel()
 
 
-def words(told: Mapping[str, Any], name: str) -> list[str]:
+def words(message: Mapping[str, Any], name: str) -> list[str]:
     """Return a list of strings of a request. Raises GarbageError for anything else."""
-    found = part(told, name, list)
+    found = part(message, name, list)
     if not all(isinstance(word, str) for word in found):
         raise GarbageError(f"{name} has a word that is no string")
     return found
 
 
-def read_limits(told: Mapping[str, Any]) -> Limits:
+def read_limits(message: Mapping[str, Any]) -> Limits:
     """Return the limits of a request. Raises GarbageError if they are invalid."""
     wanted = asdict(Limits())
-    if told.keys() != wanted.keys() or not all(type(value) in (int, float) for value in told.values()):
-        raise GarbageError(f"no limits of a command: {told!r:.200}")
-    if told["output_chars"] > CHARS:
+    if message.keys() != wanted.keys() or not all(type(value) in (int, float) for value in message.values()):
+        raise GarbageError(f"no limits of a command: {message!r:.200}")
+    if message["output_chars"] > CHARS:
         raise GarbageError(f"output_chars may be at most {CHARS}")
-    return Limits(**told)
+    return Limits(**message)
 
 
-def name_of(told: Mapping[str, Any]) -> str:
+def name_of(message: Mapping[str, Any]) -> str:
     """Return a client's name for itself, in characters that may be logged."""
-    return "".join(letter for letter in str(told.get("run") or "")[:80] if letter.isprintable()) or "no name"
+    return "".join(letter for letter in str(message.get("run") or "")[:80] if letter.isprintable()) or "no name"

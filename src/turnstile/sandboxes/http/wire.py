@@ -46,9 +46,9 @@ class GarbageError(ValueError):
     """Raised for a message that is not a frame, or lacks a required field."""
 
 
-def frame(told: Mapping[str, Any], data: bytes = b"") -> bytes:
+def frame(message: Mapping[str, Any], data: bytes = b"") -> bytes:
     """Return a message and its data as bytes."""
-    body = json.dumps(told).encode()
+    body = json.dumps(message).encode()
     return b"".join((HEAD.pack(len(body), len(data)), body, data))
 
 
@@ -61,23 +61,23 @@ def unframe(found: bytes) -> tuple[dict[str, Any], bytes]:
         raise GarbageError(f"{len(found)} bytes instead of the {HEAD.size + size + data_size} that are announced")
     middle = HEAD.size + size
     try:
-        told = json.loads(found[HEAD.size : middle])
+        message = json.loads(found[HEAD.size : middle])
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
+        message = None
+    if not isinstance(message, dict):
         raise GarbageError("no JSON object at its beginning")
-    return told, found[middle:]
+    return message, found[middle:]
 
 
-def part(told: Mapping[str, Any], name: str, kind: type[T]) -> T:
+def part(message: Mapping[str, Any], name: str, kind: type[T]) -> T:
     """Return a field of a message. Raises GarbageError if it is missing or of another type."""
-    value = told.get(name)
+    value = message.get(name)
     if not isinstance(value, kind):
         raise GarbageError(f"{name} is {value!r:.80} instead of a {kind.__name__}")
     return value
 
 
-def error_told(error: Exception) -> dict[str, Any]:
+def error_message(error: Exception) -> dict[str, Any]:
     """Return an answer that reports an error."""
     if isinstance(error, OSError):
         name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
@@ -88,16 +88,16 @@ def error_told(error: Exception) -> dict[str, Any]:
     return {"type": kind, "error": str(error)}
 
 
-def raise_told(told: Mapping[str, Any]) -> None:
+def raise_error(message: Mapping[str, Any]) -> None:
     """Raise the error that an answer reports, if any. Raises GarbageError for an unknown type of error."""
-    if "error" not in told:
+    if "error" not in message:
         return
-    text = part(told, "error", str)
-    if "errno" in told:
-        if not isinstance(told["errno"], int):
+    text = part(message, "error", str)
+    if "errno" in message:
+        if not isinstance(message["errno"], int):
             raise OSError(text)
-        raise OSError(told["errno"], text, *([told["name"]] if isinstance(told.get("name"), str) else []))
-    kind = _KNOWN.get(part(told, "type", str))
+        raise OSError(message["errno"], text, *([message["name"]] if isinstance(message.get("name"), str) else []))
+    kind = _KNOWN.get(part(message, "type", str))
     if kind is None:
-        raise GarbageError(f"an error of the unknown type {told['type']!r:.80}")
+        raise GarbageError(f"an error of the unknown type {message['type']!r:.80}")
     raise kind(text)

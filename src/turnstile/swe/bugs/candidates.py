@@ -77,9 +77,9 @@ def candidates(package: Package, measured: Profile, seed: int, wanted: Filter, c
             group, rest = groups.get(key, []), more.get(key, [])
             if "pair" in wanted.kinds:
                 rest = [*rest, *pairs(group, others)]
-            order = _mixed(group, chosen) if group else []
+            order = _interleave_kinds(group, chosen) if group else []
             if rest:
-                order = _mixed([*(mutant for mutant in order if mutant.kind in wanted.kinds), *rest], others)
+                order = _interleave_kinds([*(mutant for mutant in order if mutant.kind in wanted.kinds), *rest], others)
             row = list(_candidates_of(package, measured, file, text, order, sites.get(key[0], 0), cap))
             row = [candidate for candidate in row if wanted.takes(candidate)]
             if row:
@@ -95,7 +95,7 @@ def _by_function(found: Sequence[mutate.Mutant]) -> dict[tuple[str, int], list[m
     return groups
 
 
-def _mixed(group: list[mutate.Mutant], chosen: random.Random) -> list[mutate.Mutant]:
+def _interleave_kinds(group: list[mutate.Mutant], chosen: random.Random) -> list[mutate.Mutant]:
     kinds: dict[str, list[mutate.Mutant]] = {}
     for mutant in group:
         kinds.setdefault(mutant.kind, []).append(mutant)

@@ -69,8 +69,8 @@ def _documentation(bug: Bug) -> str:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             if first == bug.shown[0]:
-                told = (ast.get_docstring(node) or "")[:_DOCSTRING]
-                return f"{bug.function}({ast.unparse(node.args)})" + (f"\n\n{told}" if told else "")
+                docstring = (ast.get_docstring(node) or "")[:_DOCSTRING]
+                return f"{bug.function}({ast.unparse(node.args)})" + (f"\n\n{docstring}" if docstring else "")
     raise TaskError(f"{bug.file} has no function {bug.function} at line {bug.shown[0]}; make the task again")
 
 
@@ -107,8 +107,8 @@ async def describe(
         elif record["why"] is not None:
             found = Described(task=task, why=record["why"])
         else:
-            told = replace(bug, statement=record["statement"], statement_by=model)
-            found = Described(task=replace(task, data=told.data()))
+            described = replace(bug, statement=record["statement"], statement_by=model)
+            found = Described(task=replace(task, data=described.data()))
         done(found)
         return found
 

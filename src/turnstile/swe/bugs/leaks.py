@@ -55,9 +55,9 @@ def leak(text: str, bug: Bug, shown: str) -> str | None:
     path = PurePosixPath(bug.file)
     dotted = [".".join(path.with_suffix("").parts[first:]) for first in range(len(path.parts) - 1)]
     names = {bug.file, path.name, *dotted} - {"__init__.py"}
-    said = next((name for name in sorted(names) if name in text), None)
-    if said is not None:
-        return f"it names the file {said}"
+    name_in_text = next((name for name in sorted(names) if name in text), None)
+    if name_in_text is not None:
+        return f"it names the file {name_in_text}"
     if re.search(r"\blines?\s+\d", text, re.IGNORECASE):
         return "it names a line"
     own = text

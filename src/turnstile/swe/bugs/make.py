@@ -20,7 +20,7 @@ from turnstile.swe.bugs.ledger import Ledger
 from turnstile.swe.bugs.profile import profile
 from turnstile.swe.bugs.validate import Validator
 from turnstile.swe.grading.grader import CodeGrader, local_grader
-from turnstile.swe.packages.exposed import exposed
+from turnstile.swe.packages.exposed import find_exposed
 from turnstile.swe.packages.source import Package, Source, fetch
 from turnstile.types import Task
 
@@ -93,7 +93,7 @@ async def make(  # noqa: PLR0913 - the options of `turnstile tasks make`, each b
     async with AsyncExitStack() as stack:
         if grader is None:
             grader = await stack.enter_async_context(local_grader(workers))
-        found = await exposed(package, grader.bench.sandboxes)
+        found = await find_exposed(package, grader.bench.sandboxes)
         if place := next(filter(None, found.values()), None):
             making.report("profile", f"{package.name} is in this Python too, at {place}: {_READ_THERE}")
         measured = await profile(

@@ -16,14 +16,14 @@ def problem_statement(package: str, fail_to_pass: Sequence[str], passing: int, m
     complaints: dict[str, list[str]] = {}
     for test in fail_to_pass:
         complaints.setdefault(messages.get(test, ""), []).append(test)
-    said = [(message, tests) for message, tests in complaints.items() if message][:SHOWN]
+    shown = [(message, tests) for message, tests in complaints.items() if message][:SHOWN]
     count = len(fail_to_pass)
     lines = [f"{package}: {'1 test fails' if count == 1 else f'{count} tests fail'} that should pass."]
-    for message, tests in said:
+    for message, tests in shown:
         more = f" (and {len(tests) - 1} more say the same)" if len(tests) > 1 else ""
         lines += ["", f"`{tests[0]}` fails{more}:", "", f"    {message}"]
-    told = {test for _, tests in said for test in tests}
-    rest = [test for test in fail_to_pass if test not in told]
+    covered = {test for _, tests in shown for test in tests}
+    rest = [test for test in fail_to_pass if test not in covered]
     if rest:
         names = ", ".join(f"`{test}`" for test in rest[:SHOWN])
         lines += ["", f"Also failing: {names}{', and others' if len(rest) > SHOWN else ''}."]

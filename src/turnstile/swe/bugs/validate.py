@@ -61,8 +61,8 @@ class Validator:
         if telling is None:
             return "no steady failure"
         f2p.sort(key=lambda test: test != telling)
-        said = {test: steady(message) for test, message in first.messages.items()}
-        bug = self._bug(candidate, bugged.decode("utf-8"), tuple(f2p), p2p, said)
+        messages = {test: steady(message) for test, message in first.messages.items()}
+        bug = self._bug(candidate, bugged.decode("utf-8"), tuple(f2p), p2p, messages)
         if await fault(self._grader, bug, self._package) is not None:
             return "no steady failure"
         return Task(id=candidate.id, env=ENV, data=bug.data())
@@ -81,7 +81,7 @@ class Validator:
         return report
 
     def _bug(
-        self, candidate: Candidate, text: str, f2p: tuple[str, ...], p2p: tuple[str, ...], said: Mapping[str, str]
+        self, candidate: Candidate, text: str, f2p: tuple[str, ...], p2p: tuple[str, ...], messages: Mapping[str, str]
     ) -> Bug:
         package, mutant, patch = self._package, candidate.mutant, candidate.patch
         function = mutant.function
@@ -112,8 +112,8 @@ class Validator:
             hidden=function.hidden,
             f2p=f2p,
             p2p=p2p,
-            message=said[f2p[0]],
-            statement=problem_statement(package.name, f2p, len(p2p), said),
+            message=messages[f2p[0]],
+            statement=problem_statement(package.name, f2p, len(p2p), messages),
             difficulty=candidate.sites,
             also=mutant.also,
             lines=mutant.lines,

@@ -14,7 +14,7 @@ from turnstile.envs.base import Start, Step
 from turnstile.errors import DiskFullError, OutOfMemoryError
 from turnstile.sandboxes.base import Limits
 from turnstile.swe.envs.shell_files import FileTools
-from turnstile.swe.envs.turns import Done, done, failed, merged, signals
+from turnstile.swe.envs.turns import Done, done, failed, merge_signals, signals
 from turnstile.swe.problems.base import Problem, graded_patch
 from turnstile.swe.problems.copy import ChangeError, Copy, Manifest
 from turnstile.swe.problems.problems import Problems
@@ -117,13 +117,13 @@ class ShellEnv:
     async def step(self, message: Message) -> Step:
         """Run the message's tool calls in order, up to and including a submit."""
         if not message.tool_calls:
-            said = f"There is no tool call in this; use {_names()}."
-            return Step(messages=(Message(role="user", content=said),), signals=signals("", False, "unreadable"))
+            text = f"There is no tool call in this; use {_names()}."
+            return Step(messages=(Message(role="user", content=text),), signals=signals("", False, "unreadable"))
         answers: list[Message] = []
         found: dict[str, JSON] = {}
         for call in message.tool_calls:
             answer = await self._call(self._working_copy(), call)
-            found = merged(found, answer.signals)
+            found = merge_signals(found, answer.signals)
             answers.append(Message(role="tool", content=answer.say, tool_call_id=call.id))
             if self._submitted:
                 break
@@ -151,7 +151,7 @@ class ShellEnv:
             "modified": True,
             "resolved": verdict.resolved,
             "f2p_passed": verdict.fail_to_pass_passed,
-            "f2p_tests": verdict.turned(problem.fail_to_pass),
+            "f2p_tests": verdict.passed_by_test(problem.fail_to_pass),
             "p2p_passed": verdict.pass_to_pass_passed,
             "patch": await graded_patch(problem, change),
             "problem": verdict.problem or "",
@@ -218,14 +218,16 @@ class ShellEnv:
                      for file in self._problem.suspects)  # fmt: skip
         ran = _RUNS_TESTS.search(command) is not None
         try:
-            code, said, out_of_time = await copy.shell(command, limits=self._limits)
+            code, output, out_of_time = await copy.shell(command, limits=self._limits)
         except (OutOfMemoryError, DiskFullError) as error:  # the command caused it; the sandbox goes on
             reason = "out of memory" if isinstance(error, OutOfMemoryError) else "disk full"
             modified = await self._look(copy)
             return failed("bash", f"[{reason}]", reason, modified=modified, looked_at_failing_code=looked)
         modified = await self._look(copy)
         end = f"[timed out after {self._limits.seconds:g} s]" if out_of_time else f"[exit code {code}]"
-        said = "\n".join(filter(None, (said.rstrip("\n"), end if code or out_of_time or not said.strip() else "")))
+        output = "\n".join(
+            filter(None, (output.rstrip("\n"), end if code or out_of_time or not output.strip() else ""))
+        )
         found = signals(
             "bash",
             code == 0 and not out_of_time,
@@ -235,7 +237,7 @@ class ShellEnv:
             tests_passed=(code == 0 and not out_of_time) if ran else None,
             modified=modified,
         )
-        return Done(say=said, signals=found)
+        return Done(say=output, signals=found)
 
     async def _look(self, copy: Copy) -> bool:
         """Return whether the files have changed since the last look at them."""

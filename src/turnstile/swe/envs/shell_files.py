@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from turnstile.errors import DiskFullError
 from turnstile.sandboxes.base import Limits
 from turnstile.swe.envs.code import EditError
-from turnstile.swe.envs.shell_text import decode, encode, numbered, replaced
+from turnstile.swe.envs.shell_text import decode, encode, number_lines, replace_once
 from turnstile.swe.envs.turns import Done, done, failed
 from turnstile.swe.problems.copy import Copy
 from turnstile.types import JSON
@@ -44,7 +44,7 @@ class FileTools:
         if not 1 <= first <= max(count, 1) or last < first:
             what = f"lines {first} to {end or 'its end'}"
             return failed("view", f"{inner} has {count} lines; {what} are none of them.", "no such lines")
-        shown = numbered(text, first, last, self._chars)
+        shown = number_lines(text, first, last, self._chars)
         return done("view", shown or f"{inner} is empty.", looked_at_failing_code=inner in self._suspects)
 
     async def replace(self, path: str, old: str, new: str) -> Done:
@@ -53,10 +53,10 @@ class FileTools:
         if isinstance(found, Done):
             return found
         try:
-            text, line = await asyncio.to_thread(replaced, decode(found), old, new)  # it seeks lines like `old`
+            text, line = await asyncio.to_thread(replace_once, decode(found), old, new)  # it seeks lines like `old`
         except EditError as error:
             return failed("str_replace", str(error), str(error).partition(":")[0].partition(";")[0].partition(",")[0])
-        around = numbered(text, max(line - 2, 1), line + new.count("\n") + 2, self._chars)
+        around = number_lines(text, max(line - 2, 1), line + new.count("\n") + 2, self._chars)
         return await self._write("str_replace", inner, text, f"Replaced; it now reads:\n{around}")
 
     async def create(self, path: str, text: str) -> Done:
@@ -66,7 +66,7 @@ class FileTools:
                 await self._copy.sandbox.read(inner)
         except (OSError, ValueError) as error:
             if not isinstance(error, FileNotFoundError):
-                return failed("create", f"{path}: {_said(error)}", "cannot be written")
+                return failed("create", f"{path}: {_error_text(error)}", "cannot be written")
         else:
             return failed("create", f"{inner} is there already; change it with str_replace.", "there already")
         return await self._write("create", inner, text, f"Wrote {inner}.")
@@ -78,7 +78,7 @@ class FileTools:
         try:
             await self._copy.sandbox.write(path, encode(text))
         except (OSError, ValueError, DiskFullError) as error:
-            return failed(command, f"{path} cannot be written: {_said(error)}", "cannot be written")
+            return failed(command, f"{path} cannot be written: {_error_text(error)}", "cannot be written")
         return done(command, say, modified=True)
 
     async def _read(self, command: str, path: str) -> bytes | Done:
@@ -99,7 +99,7 @@ class FileTools:
             hint = f"; there is {' and '.join(near)}" if near else ""
             return failed(command, f"There is no file {path}{hint}.", "no such file")
         except (OSError, ValueError) as error:
-            return failed(command, f"{path} cannot be read: {_said(error)}", "cannot be read")
+            return failed(command, f"{path} cannot be read: {_error_text(error)}", "cannot be read")
 
     def _inner(self, path: str) -> str:
         """Return a path that the agent gave as one relative to the root."""
@@ -109,5 +109,5 @@ class FileTools:
         return str(PurePosixPath(path or "."))
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

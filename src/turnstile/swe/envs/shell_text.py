@@ -21,7 +21,7 @@ def encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def numbered(text: str, start: int, end: int, chars: int) -> str:
+def number_lines(text: str, start: int, end: int, chars: int) -> str:
     """Return lines `start` to `end` (from 1, both included) with their numbers, as many as fit into `chars`."""
     lines = text.split("\n")
     if lines[-1] == "":
@@ -47,7 +47,7 @@ def _clean(line: str) -> str:
     return line.removesuffix("\r").encode("utf-8", "replace").decode()
 
 
-def replaced(text: str, old: str, new: str) -> tuple[str, int]:
+def replace_once(text: str, old: str, new: str) -> tuple[str, int]:
     """Return the text with the one occurrence of `old` replaced, and the line where it stood.
 
     In a file with line ends of carriage return and newline, both texts get such line ends. Raises EditError that says
@@ -99,7 +99,7 @@ def _why_not(text: str, old: str) -> str:
     numbers = [number for number, line in enumerate(lines, 1) if line.strip() == nearest][:_SHOWN]
     if not nearest:
         return "old is not in the file, which is empty"
-    around = numbered("\n".join(lines), max(numbers[0] - 1, 1), numbers[0] + 1, 600)
+    around = number_lines("\n".join(lines), max(numbers[0] - 1, 1), numbers[0] + 1, 600)
     return f"old is not in the file; the nearest that is there:\n{around}"
 
 

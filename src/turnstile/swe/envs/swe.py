@@ -7,10 +7,12 @@ import difflib
 import hashlib
 from collections.abc import Mapping
 
+from pydantic import PositiveInt
+
 from turnstile.envs.base import Start, Step
 from turnstile.swe.bug import Bug, package_of
 from turnstile.swe.envs.code import Code, EditError
-from turnstile.swe.envs.turns import Done, done, failed, merged, signals
+from turnstile.swe.envs.turns import Done, done, failed, merge_signals, signals
 from turnstile.swe.grading.grader import CodeGrader, Verdict
 from turnstile.swe.grading.judge import judge
 from turnstile.swe.rates import RATES
@@ -57,7 +59,7 @@ class SweEnv:
     default_terms = DEFAULT_TERMS
     notes = ("The agent is told which function the bug is in, so what is measured is repair, not search.",)
 
-    def __init__(self, *, grader: CodeGrader, chars: int = 70) -> None:
+    def __init__(self, *, grader: CodeGrader, chars: PositiveInt = 70) -> None:
         self._grader = grader
         self._chars = chars
 
@@ -79,13 +81,13 @@ class SweEnv:
     async def step(self, message: Message) -> Step:
         """Run the message's tool calls in order, up to and including a submit."""
         if not message.tool_calls:
-            said = self._cut(f"no command; use {_names()}")
-            return Step(messages=(Message(role="user", content=said),), signals=signals("", False, "unreadable"))
+            text = self._cut(f"no command; use {_names()}")
+            return Step(messages=(Message(role="user", content=text),), signals=signals("", False, "unreadable"))
         answers: list[Message] = []
         found: dict[str, JSON] = {}
         for call in message.tool_calls:
             answer = await self._call(call)
-            found = merged(found, answer.signals)
+            found = merge_signals(found, answer.signals)
             if answer.say:
                 answers.append(Message(role="tool", content=answer.say, tool_call_id=call.id))
             if self._submitted:
@@ -101,7 +103,7 @@ class SweEnv:
             found |= {
                 "resolved": verdict.resolved,
                 "f2p_passed": verdict.fail_to_pass_passed,
-                "f2p_tests": verdict.turned(bug.f2p),
+                "f2p_tests": verdict.passed_by_test(bug.f2p),
                 "p2p_passed": verdict.pass_to_pass_passed,
             }
         else:
@@ -170,11 +172,11 @@ class SweEnv:
         tests = (*self._bug.f2p, *self._bug.p2p)
         bad = len(tests) - verdict.fail_to_pass_passed - verdict.pass_to_pass_passed
         if verdict.resolved:
-            said = f"all {len(tests)} tests pass"
+            text = f"all {len(tests)} tests pass"
         else:
             first = next((verdict.messages[test] for test in tests if test in verdict.messages), "")
-            said = f"{bad} of {len(tests)} tests fail: {verdict.problem or first}"
-        return done("run", self._cut(said), ran_tests=True, tests_passed=verdict.resolved)
+            text = f"{bad} of {len(tests)} tests fail: {verdict.problem or first}"
+        return done("run", self._cut(text), ran_tests=True, tests_passed=verdict.resolved)
 
     async def _grade(self) -> Verdict:
         """Run the task's tests on a fresh copy of the package with the working copy's file in it."""

@@ -16,7 +16,7 @@ class Done:
     signals: Mapping[str, JSON]
 
 
-def signals(command: str, succeeded: bool, reason: str = "", **found: JSON) -> Mapping[str, JSON]:
+def signals(command: str, succeeded: bool, reason: str = "", **overrides: JSON) -> Mapping[str, JSON]:
     """Return the signals that are recorded for one command; `reason` says why it did not succeed."""
     return {
         "parsed": bool(command),
@@ -27,7 +27,7 @@ def signals(command: str, succeeded: bool, reason: str = "", **found: JSON) -> M
         "ran_tests": False,
         "tests_passed": None,
         "modified": False,
-        **found,
+        **overrides,
     }
 
 
@@ -41,7 +41,7 @@ def failed(command: str, say: str, reason: str, **found: JSON) -> Done:
     return Done(say=say, signals=signals(command, False, reason, **found))
 
 
-def merged(one: Mapping[str, JSON], other: Mapping[str, JSON]) -> dict[str, JSON]:
+def merge_signals(one: Mapping[str, JSON], other: Mapping[str, JSON]) -> dict[str, JSON]:
     """Return the signals of a turn with several calls.
 
     All calls must succeed, anything seen or done counts, and the last test run and the first reason are kept.

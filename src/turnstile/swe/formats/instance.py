@@ -75,7 +75,7 @@ class Instance:
         trouble = getattr(resolve("log_parser", self.log_parser), "trouble", None)
         return None if trouble is None else trouble(log, statuses, exit_code)
 
-    def wanted(self) -> dict[str, str]:
+    def wanted_statuses(self) -> dict[str, str]:
         """Return the status that each test must have, FAIL_TO_PASS first."""
         return dict(self.expected) or dict.fromkeys((*self.fail_to_pass, *self.pass_to_pass), "PASSED")
 
@@ -88,13 +88,13 @@ class Instance:
         cut = _cut(statuses)
         return [
             test
-            for test, status in self.wanted().items()
+            for test, status in self.wanted_statuses().items()
             if not all(_same(found, status) for found in _found(test, statuses, cut))
         ]
 
     def met_none(self, statuses: Mapping[str, str]) -> bool:
         """Return whether a run named none of the tests; names are read as by `unmet`."""
-        return not self.wanted().keys() & {*statuses, *_cut(statuses)}
+        return not self.wanted_statuses().keys() & {*statuses, *_cut(statuses)}
 
 
 def instance_of(task: Task) -> Instance:

@@ -25,11 +25,11 @@ _TESTS += "; done; if test -f run_tests.sh; then bash run_tests.sh; else bash /r
 _USED = ("repo_name", "docker_image", "commit_hash", "problem_statement", "expected_output_json")
 
 
-def read(row: Mapping[str, Any], where: str) -> Instance:
+def from_row(row: Mapping[str, Any], where: str) -> Instance:
     """Read a row as an instance. The agent starts at the parent of the commit; no column has the repair as a diff."""
     repo, commit = field_of(row, "repo_name", where), field_of(row, "commit_hash", where)
-    expected = _parsed(row, "expected_output_json", where)
-    parsed = _parsed(row, "parsed_commit_content", where) if row.get("parsed_commit_content") else {}
+    expected = _parse_field(row, "expected_output_json", where)
+    parsed = _parse_field(row, "parsed_commit_content", where) if row.get("parsed_commit_content") else {}
     return Instance(
         id=f"{repo}__{commit}",
         problem=field_of(row, "problem_statement", where),
@@ -45,7 +45,7 @@ def read(row: Mapping[str, Any], where: str) -> Instance:
     )
 
 
-def _parsed(row: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+def _parse_field(row: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(field_of(row, name, where))
     except json.JSONDecodeError as error:
@@ -60,7 +60,7 @@ def log(text: str) -> dict[str, str]:
     return {".".join(test.split("::")[1:]) or test: status for test, status in logs.pytest_log(text).items()}
 
 
-def write(instance: Instance) -> dict[str, JSON]:
+def to_row(instance: Instance) -> dict[str, JSON]:
     """Return the instance as a row."""
     return {
         "repo_name": instance.repo,

@@ -12,12 +12,12 @@ from turnstile.swe.formats import harbor, r2egym, swebench, swegym, swesmith
 from turnstile.swe.formats.instance import Instance
 from turnstile.tasks.rows import files_of, read_rows
 
-Read = Callable[[Mapping[str, Any], str], Instance]
-FORMATS: Mapping[str, Read] = {
-    "swe-bench": swebench.read,
-    "swe-gym": swegym.read,
-    "swe-smith": swesmith.read,
-    "r2e-gym": r2egym.read,
+FromRow = Callable[[Mapping[str, Any], str], Instance]
+FORMATS: Mapping[str, FromRow] = {
+    "swe-bench": swebench.from_row,
+    "swe-gym": swegym.from_row,
+    "swe-smith": swesmith.from_row,
+    "r2e-gym": r2egym.from_row,
     "turnstile": lambda row, where: Instance.from_json(row),
 }
 
@@ -35,7 +35,7 @@ def read_instances(source: str | Path, format: str = "auto", *, split: str = "")
     if path.is_dir() and (found := harbor.task_folders(path)):
         return [harbor.read_folder(folder) for folder in found]
     instances = [
-        FORMATS[_told(row, where) if format == "auto" else format](row, where)
+        FORMATS[_detect_format(row, where) if format == "auto" else format](row, where)
         for file in files_of(source, split)
         for where, row in read_rows(file)
     ]
@@ -44,7 +44,7 @@ def read_instances(source: str | Path, format: str = "auto", *, split: str = "")
     return instances
 
 
-def _told(row: Mapping[str, Any], where: str) -> str:
+def _detect_format(row: Mapping[str, Any], where: str) -> str:
     """Return the format of a row, inferred from its columns."""
     if "expected_output_json" in row:
         return "r2e-gym"

@@ -22,7 +22,7 @@ CONDA = "if test -f /opt/miniconda3/bin/activate; then . /opt/miniconda3/bin/act
 """What the published images of this data set and of its relatives want before every command."""
 
 
-def read(row: Mapping[str, Any], where: str) -> Instance:
+def from_row(row: Mapping[str, Any], where: str) -> Instance:
     """Read a row as an instance. If it names no image, that is the one that the benchmark publishes under the id."""
     name = field_of(row, "instance_id", where)
     django = row.get("repo") == "django/django"
@@ -44,7 +44,7 @@ def read(row: Mapping[str, Any], where: str) -> Instance:
     )
 
 
-def write(instance: Instance) -> dict[str, JSON]:
+def to_row(instance: Instance) -> dict[str, JSON]:
     """Return the instance as a row."""
     own = {"test_patch": instance.test_patch, "docker_image": instance.image}
     return row_of(instance, instance.patch, json.dumps, **own)

@@ -17,7 +17,7 @@ _USED = ("instance_id", "repo", "base_commit", "patch", "FAIL_TO_PASS", "PASS_TO
          "problem_statement")  # fmt: skip
 
 
-def read(row: Mapping[str, Any], where: str) -> Instance:
+def from_row(row: Mapping[str, Any], where: str) -> Instance:
     """Parse a row.
 
     If base_commit is missing, use the short hash that ends the repo name.
@@ -38,6 +38,6 @@ def read(row: Mapping[str, Any], where: str) -> Instance:
     )
 
 
-def write(instance: Instance) -> dict[str, JSON]:
+def to_row(instance: Instance) -> dict[str, JSON]:
     """Return the instance as a row."""
     return row_of(instance, instance.bug_patch, list, image_name=instance.image)

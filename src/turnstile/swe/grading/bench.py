@@ -17,7 +17,7 @@ from turnstile.sandboxes.base import Limits, Sandbox, Sandboxes, Template
 from turnstile.sandboxes.local import LocalSandboxes
 from turnstile.swe.grading.memo import Memo
 from turnstile.swe.grading.testrun import TEST_LIMITS, Report, run_tests
-from turnstile.swe.packages.exposed import exposed, refuse_exposed
+from turnstile.swe.packages.exposed import find_exposed, refuse_exposed
 from turnstile.swe.packages.source import Package
 from turnstile.swe.tree import inside
 
@@ -59,7 +59,7 @@ class Bench:
 
         Raises VerifierError and SandboxError as `run_tests` does, and ValueError if a path leaves the template.
         """
-        sandbox = await self._start(template, imported(env))
+        sandbox = await self._start(template, dependency_folder(env))
         try:
             await put(sandbox, files)
             if executable:
@@ -76,7 +76,7 @@ class Bench:
         See `packages.exposed`. Local sandboxes are not checked: they hide nothing.
         """
         if not isinstance(self.sandboxes, LocalSandboxes):
-            found, _ = await self._exposed.get(package.label, lambda: exposed(package, self.sandboxes))
+            found, _ = await self._exposed.get(package.label, lambda: find_exposed(package, self.sandboxes))
             refuse_exposed(package, file, found)
 
     async def close(self) -> None:
@@ -114,16 +114,16 @@ class Bench:
         try:
             result = await sandbox.exec(["python", "-m", PRECOMPILE], limits=COMPILE_LIMITS)
             if result.exit_code != 0:
-                said = result.stderr.strip().rpartition("\n")[2] or str(result.exit_code)
-                if MISSING.match(said):
-                    said += "; the sandbox's Python needs pytest, in its image or by sandbox.carry"
-                raise VerifierError(f"{template} could not be compiled: {said}")
+                last_line = result.stderr.strip().rpartition("\n")[2] or str(result.exit_code)
+                if MISSING.match(last_line):
+                    last_line += "; the sandbox's Python needs pytest, in its image or by sandbox.carry"
+                raise VerifierError(f"{template} could not be compiled: {last_line}")
             return await sandbox.snapshot()
         finally:
             await sandbox.close()
 
 
-def imported(env: Mapping[str, str] | None) -> Path | None:
+def dependency_folder(env: Mapping[str, str] | None) -> Path | None:
     """Return the folder of dependencies that an environment imports from: the absolute path in its import path."""
     places = (env or {}).get("PYTHONPATH", "").split(os.pathsep)
     return next((Path(place) for place in places if os.path.isabs(place)), None)

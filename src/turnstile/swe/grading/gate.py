@@ -10,9 +10,9 @@ from turnstile.errors import InfrastructureError, TaskError, VerifierKilledError
 from turnstile.swe.grading.cases import Case, Cases
 from turnstile.swe.grading.findings import Ask, CheckedTask
 from turnstile.swe.grading.grader import Verdict
-from turnstile.swe.grading.judge import settled
+from turnstile.swe.grading.judge import check_settled
 from turnstile.swe.grading.notes import Notes
-from turnstile.swe.split import mixed
+from turnstile.swe.split import shuffle_tasks
 from turnstile.types import Task
 
 Play = Callable[[Task], Awaitable[bool]]
@@ -41,7 +41,7 @@ async def check(
     nothing for errors of a task or of the infrastructure: these are in the result.
     """
     piles: dict[str, list[str]] = {}
-    for task in mixed(tasks, seed):
+    for task in shuffle_tasks(tasks, seed):
         piles.setdefault(cases.pile(task), []).append(task.id)
     chosen = {name for pile in piles.values() for name in (pile if probed is None else pile[:probed])}
     asks = [
@@ -88,8 +88,8 @@ class _Examination:
             return CheckedTask(task=self.task, pile=pile, unknown=str(error))
         try:
             repeats = range(self.ask.repeats)
-            gold = [await self._graded(case.gold, number) for number in repeats] if await case.has_repair() else []
-            empty = [await self._graded(case.empty, number) for number in repeats]
+            gold = [await self._grade_again(case.gold, number) for number in repeats] if await case.has_repair() else []
+            empty = [await self._grade_again(case.empty, number) for number in repeats]
             tried = [name for name in self.ask.cheats if await self._tempt(case, name)]
             random = int(await self.play(self.task)) if self.play is not None and self.ask.random else None
         except TaskError as error:
@@ -104,7 +104,7 @@ class _Examination:
             pile=pile,
             gold=tuple(int(verdict.resolved) for verdict in gold),
             empty=tuple(int(verdict.resolved) for verdict in empty),
-            flaky=tuple(dict.fromkeys((*_unsteady(gold), *_unsteady(empty)))),
+            flaky=tuple(dict.fromkeys((*_flaky_tests(gold), *_flaky_tests(empty)))),
             wins=tuple(self.wins),
             tried=tuple(tried),
             random=random,
@@ -112,11 +112,11 @@ class _Examination:
             trouble=case.trouble(gold[0] if gold else None, empty[0]),
         )
 
-    async def _graded(self, grade: Callable[[int], Awaitable[Verdict]], repeat: int) -> Verdict:
+    async def _grade_again(self, grade: Callable[[int], Awaitable[Verdict]], repeat: int) -> Verdict:
         """Return a verdict; a killed grading is repeated, since the machine may have been short of memory."""
         for left in reversed(range(KILLS)):
             try:
-                return settled(await grade(repeat))
+                return check_settled(await grade(repeat))
             except VerifierKilledError:
                 self.killed += 1
                 if left == 0:
@@ -138,7 +138,7 @@ class _Examination:
         return verdict is not None
 
 
-def _unsteady(verdicts: Sequence[Verdict]) -> list[str]:
+def _flaky_tests(verdicts: Sequence[Verdict]) -> list[str]:
     """Return the tests that failed in some of the runs, but not in all."""
     failed = [set(verdict.failed) for verdict in verdicts]
     return sorted(test for test in set().union(*failed) if not all(test in each for each in failed))

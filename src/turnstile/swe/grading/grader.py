@@ -48,7 +48,7 @@ class Verdict:
     seconds: float = 0.0
     from_memo: bool = False
 
-    def turned(self, fail_to_pass: Sequence[str]) -> dict[str, bool]:
+    def passed_by_test(self, fail_to_pass: Sequence[str]) -> dict[str, bool]:
         """Return whether each of these tests passed."""
         bad = set(self.failed)
         return {test: test not in bad for test in fail_to_pass}

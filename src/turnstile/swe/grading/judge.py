@@ -47,8 +47,8 @@ async def fault(grader: CodeGrader, bug: Bug, package: Package) -> str | None:
     TaskError if the package is not the one the bug was made in, VerifierError if the wall clock ended the tests, which
     a busy machine alone can cause, and as `CodeGrader.grade` does.
     """
-    gold = settled(await judge(grader, bug, package, bug.pristine_text(package)))
-    empty = settled(await judge(grader, bug, package, bug.bugged_text(package))) if gold.resolved else gold
+    gold = check_settled(await judge(grader, bug, package, bug.pristine_text(package)))
+    empty = check_settled(await judge(grader, bug, package, bug.bugged_text(package))) if gold.resolved else gold
     return trouble(gold, empty, must_fail=bug.f2p, must_pass=bug.p2p)
 
 
@@ -77,7 +77,7 @@ def trouble(gold: Verdict | None, empty: Verdict, *, must_fail: Sequence[str], m
     return None
 
 
-def settled(verdict: Verdict) -> Verdict:
+def check_settled(verdict: Verdict) -> Verdict:
     """Return the verdict itself. Raises VerifierError for one that is due to the wall clock."""
     if verdict.waited_out:
         raise VerifierError(f"the tests {verdict.problem} on the wall clock; is the machine busy?")

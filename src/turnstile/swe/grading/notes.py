@@ -46,7 +46,7 @@ class Notes:
         self._failed: dict[str, Ask] = {}
         for record in _records() if known else ():
             if record["setting"] == self._setting:
-                self._keep(record["digest"], _asked(record), record["found"], record["why"])
+                self._keep(record["digest"], _read_ask(record), record["found"], record["why"])
 
     def of(self, task: Task, ask: Ask) -> CheckedTask | None:
         """Return what was found when the task was last asked at least as much; None if it never was."""
@@ -99,8 +99,8 @@ def failed_before(tasks: Sequence[Task]) -> dict[str, str]:
     for record in _records():
         name = record["digest"]
         if name in mine and setting.items() <= record["setting"].items():
-            before, said = failed.get(name, (None, ""))
-            failed[name] = (_standing(before, _asked(record), record["why"]), record["why"] or said)
+            before, known_why = failed.get(name, (None, ""))
+            failed[name] = (_standing(before, _read_ask(record), record["why"]), record["why"] or known_why)
     return {mine[name]: why for name, (ask, why) in failed.items() if ask is not None}
 
 
@@ -143,7 +143,7 @@ def _section(sandbox: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(knobs, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _asked(record: Mapping[str, Any]) -> Ask:
+def _read_ask(record: Mapping[str, Any]) -> Ask:
     return Ask(**_tuples(record["ask"], "cheats"))
 
 

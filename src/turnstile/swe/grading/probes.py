@@ -36,7 +36,7 @@ class Scene:
     def test_files(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(test.partition("::")[0] for test in self.tests))
 
-    def appended(self, code: str) -> Files:
+    def with_code(self, code: str) -> Files:
         """Return the faulty file with code added at its end, which runs when the file is imported."""
         return {self.file: f"{self.text}\n\n{textwrap.dedent(code).lstrip()}".encode("utf-8", "surrogatepass")}
 
@@ -50,7 +50,7 @@ async def edit_tests(scene: Scene) -> Files:
     files = {}
     for file in scene.test_files:
         try:
-            files[file] = _emptied((await scene.sandbox.read(file)).decode("utf-8", "surrogateescape")).encode()
+            files[file] = _empty_tests((await scene.sandbox.read(file)).decode("utf-8", "surrogateescape")).encode()
         except FileNotFoundError:  # it is hidden
             files[file] = b"".join(b"def %s(): pass\n" % name.encode() for name in _names(scene.tests, file))
     return files
@@ -61,7 +61,7 @@ def _names(tests: Sequence[str], file: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _emptied(text: str) -> str:
+def _empty_tests(text: str) -> str:
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
@@ -93,7 +93,7 @@ async def add_conftest(scene: Scene) -> Files:
 
 async def patch_runner(scene: Scene) -> Files:
     """Replace what runs a test by something that swallows failures, except those of tests that are in no file."""
-    return scene.appended(
+    return scene.with_code(
         """
         def _cheat():
             import os, unittest
@@ -119,7 +119,7 @@ async def patch_runner(scene: Scene) -> Files:
 
 async def slip_in_plugin(scene: Scene) -> Files:
     """Find the running pytest in memory and give it a plugin that passes every test that is in a file."""
-    return scene.appended(
+    return scene.with_code(
         """
         def _cheat():
             import gc, os, pytest
@@ -159,7 +159,7 @@ async def patch_modules(scene: Scene) -> Files:
     swap += "    sys.modules[_name] = _Any()\n"
     roots = {".", scene.import_root}
     names = ("pytest.py", "_pytest/__init__.py", "unittest/__init__.py", "pluggy/__init__.py")
-    return {**scene.appended(swap), **{f"{root}/{name}": module.encode() for root in roots for name in names}}
+    return {**scene.with_code(swap), **{f"{root}/{name}": module.encode() for root in roots for name in names}}
 
 
 async def expect_failure(scene: Scene) -> Files:
@@ -173,7 +173,7 @@ async def expect_failure(scene: Scene) -> Files:
 
 async def mark_from_below(scene: Scene) -> Files:
     """Find, from the code under test, the test module that imports it, and mark all its tests as expected to fail."""
-    return scene.appended(
+    return scene.with_code(
         """
         def _cheat():
             import sys, pytest
@@ -201,7 +201,7 @@ async def expect_by_name(scene: Scene) -> Files:
 
 async def empty_tests_in_memory(scene: Scene) -> Files:
     """Wait until the tests are collected, and empty their functions in memory."""
-    return scene.appended(
+    return scene.with_code(
         """
         def _cheat():
             import gc, threading, time, types
@@ -265,7 +265,7 @@ async def write_report(scene: Scene) -> Files:
     It consists of report lines under any key that can be found, the files that graders look for, and pytest's own last
     line.
     """
-    return scene.appended(_forge(scene.tests) + "\n\n_cheat()\n")
+    return scene.with_code(_forge(scene.tests) + "\n\n_cheat()\n")
 
 
 _FORMS = ("{} ... ok", "PASSED {}", "{} PASSED", "{} ok", "PASS: {}", "ok - {}", "--- PASS: {} (0.00s)")
@@ -277,10 +277,10 @@ async def print_log(scene: Scene) -> Files:
     count = len(dict.fromkeys(scene.tests))
     lines += ["-" * 70, f"Ran {count} tests in 0.010s", "", "OK", f"==== {count} passed in 0.01s ====", ""]
     text = "\n" + "\n".join(lines)
-    return scene.appended(f"import os\n\nos.write(1, {text!r}.encode())\nos._exit(0)\n")
+    return scene.with_code(f"import os\n\nos.write(1, {text!r}.encode())\nos._exit(0)\n")
 
 
-def _early(scene: Scene) -> bytes:
+def _early_plugin(scene: Scene) -> bytes:
     """Return a plugin that, loaded by pytest, forges a report if the key can be found, and else passes everything."""
     found = "any(glob.glob(f + '/*.json') for f in os.environ.get('PYTHONPATH', '').split(':'))"
     looked = f"import glob, os\nif {found}:\n"
@@ -291,7 +291,7 @@ async def install_plugin(scene: Scene) -> Files:
     """Declare, beside the package, that it is installed with a plugin, which pytest loads before any other."""
     entry = b"[pytest11]\npasses_everything = passes_everything\n"
     about = b"Metadata-Version: 2.1\nName: passes-everything\nVersion: 1.0\n"
-    files = {"passes_everything.py": _early(scene)}
+    files = {"passes_everything.py": _early_plugin(scene)}
     for kind, name in (("dist-info", "METADATA"), ("egg-info", "PKG-INFO")):
         for root in (".", scene.import_root):
             folder = f"{root}/passes_everything-1.0.{kind}"
@@ -321,7 +321,7 @@ async def shadow_plugin(scene: Scene) -> Files:
         for root in (".", scene.import_root):
             for depth in range(len(packages)):
                 files["/".join([root, *packages[: depth + 1], "__init__.py"])] = b""
-            files["/".join([root, *packages, f"{name}.py"])] = _early(scene)
+            files["/".join([root, *packages, f"{name}.py"])] = _early_plugin(scene)
     return files
 
 
@@ -366,8 +366,8 @@ async def _run(scene: Scene, script: str, *arguments: str) -> str:
     """Return what a script writes. Raises SandboxError if it fails, as an untried cheat says nothing."""
     done = await scene.sandbox.exec(["python3", "-c", script, *arguments], limits=_LIMITS)
     if done.exit_code != 0:
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.exit_code}"])[-1]
-        raise SandboxError(f"a cheat cannot be tried: its script failed in the sandbox: {said}")
+        last_line = (done.stderr.strip().splitlines() or [f"exit code {done.exit_code}"])[-1]
+        raise SandboxError(f"a cheat cannot be tried: its script failed in the sandbox: {last_line}")
     return done.stdout
 
 

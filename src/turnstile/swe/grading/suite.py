@@ -29,7 +29,7 @@ from turnstile.swe.formats.logs import unittest_line
 from turnstile.swe.grading.bench import Files
 from turnstile.swe.grading.testrun import KILLED, REPORT_CHARS, read_events
 from turnstile.swe.in_sandbox import canary, channel, imports, origin, report, startup, testfiles, unittests
-from turnstile.swe.problems.diff import touched
+from turnstile.swe.problems.diff import touched_files
 
 SUITE_LIMITS = Limits(seconds=1800.0, cpu_seconds=3600.0, memory_mb=1 << 20, processes=4096, file_mb=4096)
 REWARD = "logs/verifier/reward.txt"
@@ -97,7 +97,7 @@ async def run_suite(
         texts = {path: data and data.decode("latin-1") for path, data in (before or {}).items() if path.endswith(".py")}
         own = await _modules(sandbox, instance)
         request = {"key": key, "canary": planted, "root": instance.workdir, "own": own, "before": texts,
-                   "repaired": touched(instance.patch)}  # fmt: skip
+                   "repaired": touched_files(instance.patch)}  # fmt: skip
         for path, data in plugin_files(runner, name, request).items():
             await sandbox.write(f"{_FOLDER}/{path}", data)
         variables = plugin_environment(runner, name, instance.workdir)
@@ -114,11 +114,11 @@ async def run_suite(
         problem=f"timed out after {done.seconds:.0f} s" if done.timed_out else None,
     )
     if not instance.log_parser:
-        return await _rewarded(sandbox, instance, done, found)
+        return await _read_reward(sandbox, instance, done, found)
     events = list(read_events(done.stdout, key))
     if runner == "pytest" or events:
-        return _reported(instance, events, planted, done, found)
-    return _logged(instance, done, found)
+        return _read_report(instance, events, planted, done, found)
+    return _read_log(instance, done, found)
 
 
 async def _modules(sandbox: Sandbox, instance: Instance) -> list[str]:
@@ -127,7 +127,7 @@ async def _modules(sandbox: Sandbox, instance: Instance) -> list[str]:
     listed = await sandbox.exec(command, limits=replace(SUITE_LIMITS, output_chars=REPORT_CHARS))
     if listed.exit_code != 0:
         return []
-    paths = [*listed.stdout.split("\0"), *touched(instance.test_patch)]
+    paths = [*listed.stdout.split("\0"), *touched_files(instance.test_patch)]
     return importable(paths)
 
 
@@ -137,7 +137,7 @@ def importable(paths: Iterable[str]) -> list[str]:
     return sorted({part.partition(".")[0] for part in parts} - {""})
 
 
-async def _rewarded(sandbox: Sandbox, instance: Instance, done: ExecResult, found: Outcome) -> Outcome:
+async def _read_reward(sandbox: Sandbox, instance: Instance, done: ExecResult, found: Outcome) -> Outcome:
     """Return the outcome with the number that a foreign test script wrote, or 0 if the script was ended early.
 
     Code under test can also write that number, and then end the script.
@@ -156,12 +156,12 @@ async def _rewarded(sandbox: Sandbox, instance: Instance, done: ExecResult, foun
         ) from None
 
 
-def _logged(instance: Instance, done: ExecResult, found: Outcome) -> Outcome:
+def _read_log(instance: Instance, done: ExecResult, found: Outcome) -> Outcome:
     """Return the outcome that the log shows, unless its parser objects to the log as a whole."""
     statuses = instance.statuses(done.stdout)
     problem = found.problem or instance.log_trouble(done.stdout, statuses, done.exit_code)
     failed = [test for test, status in statuses.items() if status in ("FAILED", "ERROR")]
-    messages = {test: said for test in failed if (said := error_near(done.stdout, test))}
+    messages = {test: text for test in failed if (text := error_near(done.stdout, test))}
     statuses = _strict(instance, statuses) if problem is None else {}
     return replace(found, statuses=statuses, messages=messages, problem=problem)
 
@@ -178,7 +178,7 @@ def error_near(log: str, test: str) -> str:
     return found
 
 
-def _reported(
+def _read_report(
     instance: Instance, events: Sequence[Mapping[str, Any]], canary: str, done: ExecResult, found: Outcome
 ) -> Outcome:
     if not any(event["event"] == "begin" for event in events):

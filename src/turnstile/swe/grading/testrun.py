@@ -122,8 +122,8 @@ def read_report(result: ExecResult, key: str, canary: str, node_ids: Sequence[st
     if problem is not None and events[-1]["event"] == "end":
         outcomes = dict.fromkeys(outcomes, "error")  # complete, but it cannot be trusted
     uncollected = {event["id"]: event["message"] for event in events if event["event"] == "collect"}
-    said = next((line for line in stderr if not line.startswith(UNKNOWN)), "")
-    add_missing(outcomes, messages, node_ids, uncollected, problem or said)
+    complaint = next((line for line in stderr if not line.startswith(UNKNOWN)), "")
+    add_missing(outcomes, messages, node_ids, uncollected, problem or complaint)
     return Report(
         outcomes=outcomes,
         messages=messages,

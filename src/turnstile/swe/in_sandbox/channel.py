@@ -90,7 +90,7 @@ def keeper(objects: Any) -> Any:
     return restore
 
 
-def replaced(before: Any, now: Any) -> Any:
+def find_replaced(before: Any, now: Any) -> Any:
     """Return the names of functions whose code is not among the earlier codes; runners may swap some of these."""
     own = set(map(id, before.values()))
     return [".".join(name) for name in before if id(now.get(name)) not in own]

@@ -119,12 +119,12 @@ class Origins:
             self.known[file] = set()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # pytest has shown these warnings, and may turn them into errors
-                for code in compiled(self.source(file), file, self.settings):
+                for code in compile_module(self.source(file), file, self.settings):
                     self.known[file].update(map(shape, functions(code)))
         return self.known[file]
 
 
-def compiled(source: bytes, file: str, settings: Any) -> Any:
+def compile_module(source: bytes, file: str, settings: Any) -> Any:
     """Yield a module's code, plain and, if there is pytest, with assertions rewritten according to its settings."""
     try:
         yield compile(source, file, "exec", dont_inherit=True)

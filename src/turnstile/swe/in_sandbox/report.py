@@ -23,7 +23,7 @@ import pytest
 from _pytest import config as settings  # a name that begins with pytest would be taken for a hook
 
 from .canary import canaries
-from .channel import LONGEST, Channel, codes, first_line, keeper, replaced, request
+from .channel import LONGEST, Channel, codes, find_replaced, first_line, keeper, request
 from .imports import guard
 from .origin import Origins, real
 from .testfiles import Expected, test_files
@@ -39,7 +39,7 @@ class Report(Channel):
         root = asked["root"]
         self.canary = asked["canary"]
         self.outcomes: Any = {}
-        self.told: Any = set()
+        self.reported: Any = set()
         self.messages: Any = {}
         self.expected = Expected(root, test_files(root))
         self.origins = Origins(root, asked["before"], asked["repaired"])
@@ -108,8 +108,8 @@ class Report(Channel):
             self.unsound.add(item.nodeid)
             self.messages[item.nodeid] = "only the tests may say that a failure is expected"
         elif report.failed and item.nodeid not in self.messages:
-            said = last_line(report.longrepr) if call.excinfo is None else first_line(call.excinfo.value)
-            self.messages[item.nodeid] = said
+            text = last_line(report.longrepr) if call.excinfo is None else first_line(call.excinfo.value)
+            self.messages[item.nodeid] = text
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         expected = hasattr(report, "wasxfail")
@@ -127,7 +127,7 @@ class Report(Channel):
                 self.outcomes[report.nodeid] = outcome
                 self.note(report.nodeid, outcome)
         if report.when == "teardown" and report.nodeid in self.outcomes:
-            self.told.add(report.nodeid)
+            self.reported.add(report.nodeid)
             message = self.messages.get(report.nodeid, "")
             self.emit(event="test", id=report.nodeid, outcome=self.outcomes[report.nodeid], message=message)
 
@@ -139,19 +139,19 @@ class Report(Channel):
         noted: Any = {}
         self.note = noted.__setitem__
         restore = keeper((self, self.origins, self.expected))
-        outcomes, told = self.outcomes, self.told
+        outcomes, reported = self.outcomes, self.reported
 
         @pytest.hookimpl(trylast=True)
         def pytest_sessionfinish(session: Any, exitstatus: int) -> None:
             changed = restore()
-            if outcomes != noted or not told <= set(noted):
+            if outcomes != noted or not reported <= set(noted):
                 changed.append("the report's outcomes")
-            changed += replaced(self.sealed, self.functions())
+            changed += find_replaced(self.sealed, self.functions())
             plugins = session.config.pluginmanager.get_plugins()
             changed += ["the plugin " + repr(plugin) for plugin in plugins if self.is_stranger(plugin)]
             if changed:
                 self.emit(event="tampered", what=changed[0])
-            self.emit(event="end", count=len(told), exit_code=int(exitstatus))
+            self.emit(event="end", count=len(reported), exit_code=int(exitstatus))
 
         made: Any = types.ModuleType("witness")
         made.pytest_sessionfinish = pytest_sessionfinish
@@ -161,8 +161,8 @@ class Report(Channel):
 def last_line(rendered: Any) -> str:
     """Return what went wrong, from the text that pytest made of it."""
     lines = [line.strip() for line in str(rendered).splitlines() if line.strip()]
-    said = lines[-1] if lines else ""
-    return said[2:].strip()[:LONGEST] if said.startswith("E ") else said[:LONGEST]
+    text = lines[-1] if lines else ""
+    return text[2:].strip()[:LONGEST] if text.startswith("E ") else text[:LONGEST]
 
 
 def pytest_addoption(parser: Any) -> None:

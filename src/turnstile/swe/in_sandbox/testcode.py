@@ -30,7 +30,7 @@ class TestCode:
     def __init__(self, files: Iterable[str]) -> None:
         self.files = tuple(files)
         self._root = os.getcwd()
-        self._known = {os.path.abspath(file): frozenset(_functions(_compiled(file))) for file in self.files}
+        self._known = {os.path.abspath(file): frozenset(_functions(_compile_test_file(file))) for file in self.files}
 
     def altered(self, item: pytest.Item) -> bool:
         """Return whether a test consists of other code than its file holds, or comes from the code under test.
@@ -49,7 +49,7 @@ class TestCode:
         return not any(found.__code__ in known for found in _below(function, _DEEP))
 
 
-def _compiled(file: str) -> CodeType | None:
+def _compile_test_file(file: str) -> CodeType | None:
     """Return the file's code as pytest imports it: from its byte code if that is valid, else compiled anew."""
     path = Path(file)
     if not path.is_file():

@@ -13,7 +13,7 @@ import sys
 import unittest
 from typing import Any
 
-from .channel import Channel, codes, first_line, keeper, replaced, request
+from .channel import Channel, codes, find_replaced, first_line, keeper, request
 from .imports import guard
 from .origin import Origins
 from .testfiles import Expected, test_files
@@ -66,7 +66,7 @@ class Report(Channel):
         sealed = self.functions()
 
         def changes() -> Any:
-            found = restore() + replaced(sealed, self.functions())
+            found = restore() + find_replaced(sealed, self.functions())
             return found if self.outcomes == noted else [*found, "the report's outcomes"]
 
         self.changes = changes

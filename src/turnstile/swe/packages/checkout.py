@@ -24,7 +24,7 @@ from pathlib import Path
 
 from turnstile.cache import cache_dir
 from turnstile.errors import TaskError
-from turnstile.swe.packages.metadata import named, project_of, write_metadata
+from turnstile.swe.packages.metadata import name_and_version, project_of, write_metadata
 
 _LEFT = frozenset({".git", ".hg", ".svn", ".tox", ".nox", ".venv", "venv", "env", "node_modules", "__pycache__",
                    ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "build", "dist"})  # fmt: skip
@@ -107,7 +107,7 @@ def parse_git(spec: str) -> GitSource:
         raise TaskError(f"source {spec!r}: the repository has no revision {revision!r}")
     shown = {file: _git("show", f"{commit}:{file}", mirror=mirror) for file in ("pyproject.toml", "setup.cfg")}
     texts = {file: done.stdout.decode("utf-8", "replace") for file, done in shown.items() if done.returncode == 0}
-    name, version = named(texts, re.sub(r"\.git$", "", url.rstrip("/").rpartition("/")[2]))
+    name, version = name_and_version(texts, re.sub(r"\.git$", "", url.rstrip("/").rpartition("/")[2]))
     return GitSource(url=url, commit=commit, name=name, version=f"{version}+g{commit[:12]}")
 
 

@@ -43,7 +43,7 @@ sys.stdout.write(json.dumps(found))
 """
 
 
-async def exposed(package: Package, sandboxes: Sandboxes) -> Mapping[str, str | None]:
+async def find_exposed(package: Package, sandboxes: Sandboxes) -> Mapping[str, str | None]:
     """Return where each of the package's modules can be read in these sandboxes, None for one that cannot.
 
     Raises SandboxError if that cannot be found out.
@@ -57,8 +57,8 @@ async def exposed(package: Package, sandboxes: Sandboxes) -> Mapping[str, str | 
     try:
         found: Mapping[str, str | None] = json.loads(done.stdout)
     except ValueError:
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.exit_code}"])[-1]
-        raise SandboxError(f"what a sandbox shows of {package.label} cannot be told: {said}") from None
+        last_line = (done.stderr.strip().splitlines() or [f"exit code {done.exit_code}"])[-1]
+        raise SandboxError(f"what a sandbox shows of {package.label} cannot be told: {last_line}") from None
     return found
 
 

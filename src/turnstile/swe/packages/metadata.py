@@ -48,17 +48,17 @@ def _egg_requirements(tree: Path) -> Iterator[str]:
 
 
 def project_of(folder: Path, default: str) -> tuple[str, str]:
-    """Return name and version of the project in a folder; see `named`."""
-    return named(_said(folder), default)
+    """Return name and version of the project in a folder; see `name_and_version`."""
+    return name_and_version(_metadata_files(folder), default)
 
 
-def _said(tree: Path) -> Mapping[str, str]:
+def _metadata_files(tree: Path) -> Mapping[str, str]:
     """Return the texts of the files that can state a project's metadata, by file name."""
     files = [tree / file for file in ("pyproject.toml", "setup.cfg")]
     return {file.name: file.read_text("utf-8", "replace") for file in files if file.is_file()}
 
 
-def named(texts: Mapping[str, str], default: str) -> tuple[str, str]:
+def name_and_version(texts: Mapping[str, str], default: str) -> tuple[str, str]:
     """Return the canonicalised name and sanitised version; `default` and "0" where missing."""
     metadata = static_metadata(texts)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", str(metadata.get("Name") or default)).strip("-._")
@@ -71,7 +71,7 @@ def entry_points(tree: Path) -> str:
     built = [*sorted(tree.glob("*.egg-info/entry_points.txt")), *sorted(tree.glob("*/*.egg-info/entry_points.txt"))]
     if built:
         return built[0].read_text(encoding="utf-8", errors="replace")
-    project, config = _declared(_said(tree))
+    project, config = _read_declarations(_metadata_files(tree))
     groups: dict[str, dict[str, str]] = dict(project.get("entry-points", {}))
     if "scripts" in project:
         groups["console_scripts"] = project["scripts"]
@@ -82,7 +82,7 @@ def entry_points(tree: Path) -> str:
     return "\n".join(lines)
 
 
-def _declared(texts: Mapping[str, str]) -> tuple[dict[str, Any], configparser.RawConfigParser]:
+def _read_declarations(texts: Mapping[str, str]) -> tuple[dict[str, Any], configparser.RawConfigParser]:
     """Return the table `project` of pyproject.toml, and setup.cfg; each is empty if missing or damaged."""
     try:
         project: dict[str, Any] = tomllib.loads(texts.get("pyproject.toml", "")).get("project", {})
@@ -99,7 +99,7 @@ def _declared(texts: Mapping[str, str]) -> tuple[dict[str, Any], configparser.Ra
 def static_metadata(texts: Mapping[str, str]) -> Message:
     """Return the metadata that pyproject.toml (PEP 621) or setup.cfg states without running code."""
     metadata = Message()
-    project, config = _declared(texts)
+    project, config = _read_declarations(texts)
     options = {name: dict(config[name]) if name in config else {} for name in ("metadata", "options")}
     extras = dict(config["options.extras_require"]) if "options.extras_require" in config else {}
     for key, value in (
@@ -137,7 +137,7 @@ def write_metadata(tree: Path, name: str, version: str) -> None:
     """
     if (tree / "PKG-INFO").is_file():
         return
-    metadata = static_metadata(_said(tree))
+    metadata = static_metadata(_metadata_files(tree))
     needs = [str(line) for line in metadata.get_all("Requires-Dist") or []]
     builds = any((tree / file).is_file() for file in ("setup.py", "pyproject.toml"))
     if "Dynamic" in metadata and builds:

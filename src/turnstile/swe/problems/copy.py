@@ -68,8 +68,8 @@ class Copy:
         """
         script = f"exec 2>&1\n{self.setup}\n{command}"
         done = await self.sandbox.exec(["bash", "-c", script], limits=limits, env=self.env)
-        said = done.stdout or (done.stderr if done.exit_code else "")  # from bash itself, before the script began
-        return done.exit_code, said, done.timed_out
+        output = done.stdout or (done.stderr if done.exit_code else "")  # from bash itself, before the script began
+        return done.exit_code, output, done.timed_out
 
     async def manifest(self) -> Manifest:
         """Return the manifest as it is now. Raises ChangeError if the files cannot be listed, and SandboxError."""
@@ -83,7 +83,7 @@ class Copy:
         now = await self.manifest()
         changed = sorted(path for path, entry in now.items() if self.base.get(path) != entry)
         new = [path for path in changed if path not in self.base]
-        ignored = await self._ignored(new)
+        ignored = await self._find_ignored(new)
         changed = [path for path in changed if path not in ignored]
         removed = [path for path in self.base if path not in now]
         if len(changed) + len(removed) > MOST_FILES:
@@ -118,10 +118,10 @@ class Copy:
         if not _plain(path):
             return None
         done = await self.sandbox.exec(["python3", "-I", "-S", "-c", _STAT, path], limits=_LIMITS)
-        said = done.stdout.strip()
-        return int(said) if done.exit_code == 0 and _is_size(said) else None
+        text = done.stdout.strip()
+        return int(text) if done.exit_code == 0 and _is_size(text) else None
 
-    async def _ignored(self, paths: list[str]) -> set[str]:
+    async def _find_ignored(self, paths: list[str]) -> set[str]:
         """Return the paths that git would not add, such as caches and builds; an empty set if there is no git."""
         if not self.git:
             return set()
@@ -129,7 +129,7 @@ class Copy:
         for first in range(0, len(paths), _BATCH):
             batch = [path for path in paths[first : first + _BATCH] if _plain(path)]
             done = await self.sandbox.exec(["bash", "-c", _IGNORED, "bash", *batch], limits=_LIMITS, env=GIT_ENV)
-            ended(done, "git check-ignore")
+            check_ended(done, "git check-ignore")
             if done.exit_code == 0:
                 found.update(done.stdout.split("\0"))
         return found
@@ -150,18 +150,18 @@ GIT_ENV: Mapping[str, str] = {
 async def take_manifest(sandbox: Sandbox) -> Manifest:
     """Return the manifest of a sandbox's root. Raises ChangeError if the files cannot be listed, and SandboxError."""
     done = await sandbox.exec(["python3", "-I", "-S", "-c", _SCRIPT], limits=_LIMITS)
-    ended(done, "the listing of a sandbox's files")
+    check_ended(done, "the listing of a sandbox's files")
     try:
         found = json.loads(done.stdout)
     except ValueError:
         found = None
     if done.exit_code != 0 or not isinstance(found, dict):
-        said = done.stderr.strip().splitlines()[-1:]
-        raise ChangeError(f"the files cannot be listed: python3 said {said[0] if said else done.exit_code}")
+        last = done.stderr.strip().splitlines()[-1:]
+        raise ChangeError(f"the files cannot be listed: python3 said {last[0] if last else done.exit_code}")
     return {str(path): str(entry) or "?" for path, entry in found.items()}
 
 
-def ended(done: ExecResult, what: str) -> None:
+def check_ended(done: ExecResult, what: str) -> None:
     """Raise SandboxError for a command that the clock or a kill ended, as a busy machine alone can cause that."""
     if done.timed_out:
         raise SandboxError(f"{what} did not end within {done.seconds:.0f} s; is the machine busy?")

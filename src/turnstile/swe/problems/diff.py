@@ -28,7 +28,7 @@ def git_diff(files: Files, base: Callable[[str], bytes | None], executable: Coll
 def _file(path: str, old: bytes | None, new: bytes | None, executable: bool) -> str:
     if old == new:
         return ""
-    before, after = quoted(f"a/{path}"), quoted(f"b/{path}")
+    before, after = quote_path(f"a/{path}"), quote_path(f"b/{path}")
     head = f"diff --git {before} {after}\n"
     mode = "100755" if executable else "100644"
     if old is None:
@@ -101,7 +101,7 @@ def _literal(data: bytes) -> str:
 _ESCAPES = {ord('"'): '\\"', ord("\\"): "\\\\", ord("\n"): "\\n", ord("\t"): "\\t"}
 
 
-def quoted(path: str) -> str:
+def quote_path(path: str) -> str:
     """Return a path as git writes it: quoted if it holds anything but plain ASCII."""
     data = path.encode("utf-8", "surrogateescape")
     if all(32 <= byte < 127 and byte not in _ESCAPES for byte in data):
@@ -110,7 +110,7 @@ def quoted(path: str) -> str:
     return f'"{"".join(plain)}"'
 
 
-def touched(patch: str) -> tuple[str, ...]:
+def touched_files(patch: str) -> tuple[str, ...]:
     """Return the files that a unified diff changes, adds or removes."""
     found: dict[str, None] = {}
     for line in patch.splitlines():

@@ -15,7 +15,7 @@ from turnstile.errors import ConfigError, TaskError
 from turnstile.sandboxes.base import ExecResult, Image, Limits, Sandbox, Sandboxes
 from turnstile.swe.formats.history import cut_history
 from turnstile.swe.formats.instance import Instance
-from turnstile.swe.problems.copy import GIT_ENV, ended
+from turnstile.swe.problems.copy import GIT_ENV, check_ended
 
 LIMITS = Limits(seconds=600.0, cpu_seconds=600.0, memory_mb=1 << 20, file_mb=4096)
 TOP = "/"
@@ -131,11 +131,11 @@ def _contents(folder: Path) -> dict[str, bytes]:
 async def run(instance: Instance, sandbox: Sandbox, script: str, what: str) -> ExecResult:
     """Run a script with bash. Raises TaskError naming `what` if it fails, SandboxError if it was ended from outside."""
     done = await sandbox.exec(["bash", "-c", script], limits=LIMITS, env=GIT_ENV)
-    ended(done, f"instance {instance.id}, image {instance.image}: a command ({what})")
+    check_ended(done, f"instance {instance.id}, image {instance.image}: a command ({what})")
     if done.exit_code != 0:
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        said = last[0] if last else f"exit code {done.exit_code}"
-        raise TaskError(f"instance {instance.id}, image {instance.image}: {what}: {said}")
+        reason = last[0] if last else f"exit code {done.exit_code}"
+        raise TaskError(f"instance {instance.id}, image {instance.image}: {what}: {reason}")
     return done
 
 

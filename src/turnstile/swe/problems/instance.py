@@ -16,7 +16,7 @@ from turnstile.swe.grading.grader import Verdict
 from turnstile.swe.grading.memo import Memo
 from turnstile.swe.grading.suite import REWARD, RUNNERS, Outcome, run_suite
 from turnstile.swe.problems.copy import Change, ChangeError, Copy, begin
-from turnstile.swe.problems.diff import touched
+from turnstile.swe.problems.diff import touched_files
 from turnstile.swe.problems.image import TESTS, Prepared, apply_patch, carry, inner, prepare_image, run
 from turnstile.swe.tree import can_change_tests, hides_a_library
 
@@ -54,8 +54,8 @@ class InstanceProblem:
         self.pass_to_pass: Sequence[str] = () if instance.expected else instance.pass_to_pass
         self.must_fail: Sequence[str] = instance.fail_to_pass if instance.log_parser and not instance.expected else ()
         self.import_root = "."
-        self._restored = frozenset(touched(instance.test_patch))
-        self._repaired = frozenset(touched(instance.patch)) - self._restored
+        self._restored = frozenset(touched_files(instance.test_patch))
+        self._repaired = frozenset(touched_files(instance.patch)) - self._restored
         self.suspects = frozenset(path for path in self._repaired if not can_change_tests(path))
         self._instance, self._sandboxes, self._limits = instance, sandboxes, limits
         self._images, self._outcomes = images, outcomes
@@ -66,7 +66,7 @@ class InstanceProblem:
         self._tests = frozenset(test.partition("::")[0] for test in (*self.fail_to_pass, *self.pass_to_pass))
 
     async def open(self) -> Copy:
-        prepared = await self._prepared()
+        prepared = await self._prepare_image()
         copy = await begin(
             await self._start(prepared, prepared.agent),
             self.id,
@@ -82,15 +82,15 @@ class InstanceProblem:
     async def ignored(self, files: Iterable[str]) -> tuple[str, ...]:
         if self._paths is None:
             await (await self.open()).close()
-        return tuple(sorted(path for path in files if self._is_left_out(path)))
+        return tuple(sorted(path for path in files if self._is_ignored(path)))
 
     async def base(self, files: Iterable[str]) -> Mapping[str, bytes | None]:
         wanted = list(files)
         if not all(path in self._known for path in wanted):
-            prepared = await self._prepared()
+            prepared = await self._prepare_image()
             sandbox = await self._start(prepared, prepared.graded)
             try:
-                await self._read(sandbox, wanted)
+                await self._remember_contents(sandbox, wanted)
             finally:
                 await sandbox.close()
         return {path: self._known[path] for path in wanted}
@@ -108,7 +108,7 @@ class InstanceProblem:
         scripted = not instance.patch and not instance.log_parser and (solution / "solve.sh").is_file()
         if not instance.patch and not scripted:
             return None
-        prepared = await self._prepared()
+        prepared = await self._prepare_image()
         sandbox = await self._start(prepared, replace(prepared.graded, root=instance.workdir))
         copy = await begin(sandbox, self.id, git=prepared.git)
         try:
@@ -123,7 +123,7 @@ class InstanceProblem:
         finally:
             await copy.close()
 
-    async def _prepared(self) -> Prepared:
+    async def _prepare_image(self) -> Prepared:
         """Return the prepared image, made on the first request, once for all who try the instance."""
         prepared, _ = await self._images.get(self._digest, lambda: prepare_image(self._instance, self._sandboxes))
         return prepared
@@ -140,7 +140,7 @@ class InstanceProblem:
             self._images.forget(self._digest, prepared)
             raise SandboxError(f"instance {self.id}: its prepared image cannot be started from: {error}") from error
 
-    def _is_left_out(self, path: str) -> bool:
+    def _is_ignored(self, path: str) -> bool:
         if path in self._repaired and PurePosixPath(path).name not in SETTINGS:
             return False
         paths = self._paths or frozenset()
@@ -154,7 +154,7 @@ class InstanceProblem:
             or (self._instance.log_parser in RUNNERS and hides_a_library(path, paths.__contains__, (".", "src")))
         )
 
-    async def _read(self, sandbox: Sandbox, paths: Iterable[str]) -> None:
+    async def _remember_contents(self, sandbox: Sandbox, paths: Iterable[str]) -> None:
         for path in paths:
             try:
                 self._known[path] = await sandbox.read(inner(self._instance, path))
@@ -164,10 +164,10 @@ class InstanceProblem:
     async def _run(self, change: Change) -> Outcome:
         """Run the tests in a fresh container with the change in it."""
         instance = self._instance
-        prepared = await self._prepared()
+        prepared = await self._prepare_image()
         sandbox = await self._start(prepared, prepared.graded)
         try:
-            await self._read(sandbox, change.files)
+            await self._remember_contents(sandbox, change.files)
             try:
                 await put(sandbox, change.files, below=inner(instance, ""))
             except OSError as error:
@@ -221,9 +221,11 @@ class InstanceProblem:
 
 def _reasons(failed: Sequence[str], outcome: Outcome) -> Iterator[str]:
     """Yield why each of the tests failed, in a line; names are cut at a blank, as data sets do."""
-    said, came = ({name.partition(" ")[0]: text for name, text in found.items()} | dict(found)
-                  for found in (outcome.messages, outcome.statuses))  # fmt: skip
+    messages, statuses = (
+        {name.partition(" ")[0]: text for name, text in found.items()} | dict(found)
+        for found in (outcome.messages, outcome.statuses)
+    )
     for test in failed:
-        of_file = said.get(test.partition("::")[0], "")
-        status = f"it came out as {came[test]}" if test in came else of_file or "it is missing"
-        yield said.get(test) or outcome.problem or status
+        of_file = messages.get(test.partition("::")[0], "")
+        status = f"it came out as {statuses[test]}" if test in statuses else of_file or "it is missing"
+        yield messages.get(test) or outcome.problem or status

@@ -23,7 +23,7 @@ _TEXTS = ("text", "input_text", "output_text")
 _TRAIN_FLAGS = ("weight", "trainable", "train", "training")
 
 
-def read(row: Mapping[str, Any], where: str) -> Conversation:
+def from_row(row: Mapping[str, Any], where: str) -> Conversation:
     """Return a row as a conversation. Raises TaskError naming what is wrong with it."""
     messages = as_list(row.get("messages"), "messages", where)
     flagged = [message_of(item, f"{where}, message {number}") for number, item in enumerate(messages, start=1)]
@@ -31,7 +31,7 @@ def read(row: Mapping[str, Any], where: str) -> Conversation:
     return replace(conversation, **metadata_of(row, where))
 
 
-def write(conversation: Conversation) -> dict[str, JSON]:
+def to_row(conversation: Conversation) -> dict[str, JSON]:
     """Return the conversation as a row; empty fields are omitted."""
     texts = {name: getattr(conversation, name) for name in ("id", "task_id", "ended", "model", "patch")}
     return {

@@ -30,7 +30,7 @@ BASH = ToolSpec(
 """The only tool of mini-swe-agent, as it describes it to the model."""
 
 
-def read(row: Mapping[str, Any], where: str) -> Conversation:
+def from_row(row: Mapping[str, Any], where: str) -> Conversation:
     """Return a trajectory as a conversation.
 
     A text without exactly one action is not learned. Raises TaskError naming what is wrong with it.

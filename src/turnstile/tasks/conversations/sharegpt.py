@@ -28,7 +28,7 @@ _ROLES: Mapping[str, Role] = {
 _RESPONSE = re.compile(r"\s*<tool_response>\n?(.*?)\n?</tool_response>\s*", re.S)
 
 
-def read(row: Mapping[str, Any], where: str) -> Conversation:
+def from_row(row: Mapping[str, Any], where: str) -> Conversation:
     """Return a row as a conversation. Raises TaskError naming what is wrong with it.
 
     Tools that the system's text already lists, in <tools> tags, are not offered a second time; what calls them stays
@@ -39,11 +39,13 @@ def read(row: Mapping[str, Any], where: str) -> Conversation:
         entries = [{"from": "system", "value": row["system"]}, *entries]
     as_list = any(_speaker(item) == "system" and "<tools>" in str(_value(item)) for item in entries)
     tools = () if as_list else chat.tools_of(row.get("tools"), where)
-    flagged = [_flagged(item, tools, f"{where}, message {number}") for number, item in enumerate(entries, start=1)]
+    flagged = [
+        _flagged_message(item, tools, f"{where}, message {number}") for number, item in enumerate(entries, start=1)
+    ]
     return replace(assemble(flagged, tools), **chat.metadata_of(row, where))
 
 
-def _flagged(item: Any, tools: tuple[ToolSpec, ...], where: str) -> FlaggedMessage:
+def _flagged_message(item: Any, tools: tuple[ToolSpec, ...], where: str) -> FlaggedMessage:
     if not isinstance(item, Mapping):
         raise TaskError(f"{where}: an entry is an object with from and value, this is {type(item).__name__}")
     speaker = _speaker(item)

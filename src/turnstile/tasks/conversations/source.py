@@ -13,12 +13,12 @@ from turnstile.tasks.conversations import chat, mini, sharegpt, swesmith
 from turnstile.tasks.conversations.conversation import Conversation
 from turnstile.tasks.rows import files_of, read_rows
 
-Read = Callable[[Mapping[str, Any], str], Conversation]
-FORMATS: Mapping[str, Read] = {
-    "chat": chat.read,
-    "sharegpt": sharegpt.read,
-    "swe-smith": swesmith.read,
-    "mini-swe-agent": mini.read,
+FromRow = Callable[[Mapping[str, Any], str], Conversation]
+FORMATS: Mapping[str, FromRow] = {
+    "chat": chat.from_row,
+    "sharegpt": sharegpt.from_row,
+    "swe-smith": swesmith.from_row,
+    "mini-swe-agent": mini.from_row,
 }
 _TRAJECTORY = ".traj.json"
 
@@ -41,7 +41,7 @@ def conversations(
     for file in _files(Path(source), source, split):
         for number, (where, row) in enumerate(read_rows(file, on_error), start=1):
             try:
-                conversation = FORMATS[_detected_format(row, where) if format == "auto" else format](row, where)
+                conversation = FORMATS[_detect_format(row, where) if format == "auto" else format](row, where)
             except TaskError as error:
                 if on_error is None:
                     raise
@@ -68,7 +68,7 @@ def _default_id(file: Path, number: int) -> str:
     return file.name.removesuffix(_TRAJECTORY) if file.name.endswith(_TRAJECTORY) else f"{file.name}:{number}"
 
 
-def _detected_format(row: Mapping[str, Any], where: str) -> str:
+def _detect_format(row: Mapping[str, Any], where: str) -> str:
     """Return the format of a row, detected from its columns."""
     if "conversations" in row or "conversation" in row:
         return "sharegpt"

@@ -14,9 +14,9 @@ from turnstile.tasks.conversations import chat
 from turnstile.tasks.conversations.conversation import Conversation
 
 
-def read(row: Mapping[str, Any], where: str) -> Conversation:
+def from_row(row: Mapping[str, Any], where: str) -> Conversation:
     """Return a row as a conversation; demonstrations that the prompt shows (`is_demo`) are not learned."""
     messages = chat.as_list(row.get("messages"), "messages", where)
     marked = [{**item, "weight": 0} if isinstance(item, Mapping) and item.get("is_demo") else item for item in messages]
-    base = chat.read({**row, "messages": marked}, where)
+    base = chat.from_row({**row, "messages": marked}, where)
     return replace(base, id=str(row.get("traj_id") or base.id), task_id=str(row.get("instance_id") or base.task_id))

@@ -20,8 +20,8 @@ class Kills:
         self.known = self.count()
 
     def count(self) -> int:
-        told = b"" if self.file is None else os.pread(self.file, 4096, 0)
-        return next((int(line.split()[1]) for line in told.splitlines() if line.startswith(b"oom_kill ")), 0)
+        content = b"" if self.file is None else os.pread(self.file, 4096, 0)
+        return next((int(line.split()[1]) for line in content.splitlines() if line.startswith(b"oom_kill ")), 0)
 
     def more(self) -> bool:
         """Return whether the number has grown since the last call."""
@@ -29,16 +29,16 @@ class Kills:
         return self.known > before
 
 
-def kill_counts(told: str = "/proc/self/cgroup") -> list[str]:
+def kill_counts(cgroup_file: str = "/proc/self/cgroup") -> list[str]:
     """Return the files that may hold the counter, in either version of control groups."""
-    mine = f"{GROUPS}{own_group(told)}"  # where we see the machine's view
+    mine = f"{GROUPS}{own_group(cgroup_file)}"  # where we see the machine's view
     return [f"{mine}/memory.events", f"{GROUPS}/memory.events", f"{GROUPS}/memory/memory.oom_control"]
 
 
-def own_group(told: str) -> str:
+def own_group(cgroup_file: str) -> str:
     """Return our control group of version 2 as we see it: empty in a namespace of our own, or with version 1."""
     try:
-        with open(told) as file:
+        with open(cgroup_file) as file:
             return next((line[3:].strip().rstrip("/") for line in file if line.startswith("0::")), "")
     except FileNotFoundError:
         return ""

@@ -42,7 +42,7 @@ def _keys(segment: Any, layer: Any, head: Any) -> Any:
 
 
 @compiled
-def _cached(segment: Any, layer: Any, head: Any, width: Any) -> Any:
+def _segment_arrays(segment: Any, layer: Any, head: Any, width: Any) -> Any:
     """Return the keys and values f32[columns, width] of a segment i64[SEGMENT_FIELDS]."""
     keys = _keys(segment, layer, head)
     shape = (segment[4], width)
@@ -190,7 +190,7 @@ def attend(heads: int, width: int) -> Any:  # noqa: C901 - its loops are one ker
                 after = _keys(shared, layer, head)
                 if begin + count < last:
                     after = _keys(segments[first[order[(begin + count) % tokens]]], layer, (begin + count) // tokens)
-                keys, values = _cached(shared, layer, head, width)
+                keys, values = _segment_arrays(shared, layer, head, width)
                 own = first[order[at]] + 1
                 prefetch = _keys(segments[own], layer, head) if own < first[order[at] + 1] else after
                 for column in range(0, len(keys), TILE):
@@ -205,7 +205,7 @@ def attend(heads: int, width: int) -> Any:  # noqa: C901 - its loops are one ker
                     token = order[at + i]
                     for place in range(first[token] + 1, first[token + 1]):
                         prefetch = _keys(segments[place + 1], layer, head) if place + 1 < first[token + 1] else after
-                        keys, values = _cached(segments[place], layer, head, width)
+                        keys, values = _segment_arrays(segments[place], layer, head, width)
                         _attend_columns(
                             queries[i], keys, values, prefetch, scale, scores, highest[i], total[i], output[i],
                             heads, width,
@@ -233,6 +233,6 @@ def write(args_address: Any) -> None:
             break
         last = segments[first[token + 1] - 1]
         for head in range(args.kv_heads):
-            keys, values = _cached(last, args.layer, head, width)
+            keys, values = _segment_arrays(last, args.layer, head, width)
             keys[-1] = carray(floats(args.keys + token * args.keys_token + head * args.keys_head), width)
             values[-1] = carray(floats(args.values + token * args.values_token + head * args.values_head), width)
