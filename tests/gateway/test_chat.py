@@ -11,11 +11,8 @@ import numpy as np
 import openai
 import pytest
 
-from helpers import byte_tokenizer
-from modelserver import tiny_engine, tiny_server
-from turnstile.agents.renderer import ChatRenderer
-from turnstile.engines.scripted import ScriptedEngine
-from turnstile.types import I32, Message, ToolCall, ToolSpec
+from modelserver import Script, tiny_engine, tiny_server
+from turnstile.types import Message, ToolCall, ToolSpec
 
 ADD: dict[str, Any] = {
     "type": "function",
@@ -30,21 +27,6 @@ ASKED: dict[str, Any] = {"role": "user", "content": "What is 2 + 3, and 4 + 5?"}
 
 def call(**arguments: int) -> str:
     return f"<tool_call>\n{json.dumps({'name': 'add', 'arguments': arguments})}\n</tool_call>"
-
-
-class Script:
-    """An engine that says one thing after the other, whoever asks, and keeps the prompts."""
-
-    def __init__(self, *texts: str) -> None:
-        self.prompts: list[I32] = []
-        left = list(texts)
-
-        def say(session: str, turn: int, prompt: I32) -> str:
-            self.prompts.append(prompt)
-            return left.pop(0)
-
-        self.renderer = ChatRenderer(byte_tokenizer())
-        self.engine = ScriptedEngine(self.renderer, say)
 
 
 @asynccontextmanager

@@ -20,9 +20,11 @@ from turnstile.agents.parsing.hermes import HermesParser
 from turnstile.agents.renderer import ChatRenderer
 from turnstile.engines.local.transformers import TransformersEngine
 from turnstile.engines.remote.weights import PublishedWeights
+from turnstile.engines.scripted import ScriptedEngine
 from turnstile.gateway.reload import WeightReloader
 from turnstile.gateway.server import EngineServer
 from turnstile.trainer.checkpoint import load_weights
+from turnstile.types import I32
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -43,6 +45,21 @@ def tiny_engine(
     model = model or tiny_network(words)
     ends = [words.convert_tokens_to_ids("<|im_end|>")]
     return TransformersEngine(model, words, deterministic=deterministic, max_batch=4, pack_weights=False, stop_ids=ends)
+
+
+class Script:
+    """An engine that says one thing after the other, whoever asks, and keeps the prompts."""
+
+    def __init__(self, *texts: str) -> None:
+        self.prompts: list[I32] = []
+        left = list(texts)
+
+        def say(session: str, turn: int, prompt: I32) -> str:
+            self.prompts.append(prompt)
+            return left.pop(0)
+
+        self.renderer = ChatRenderer(byte_tokenizer())
+        self.engine = ScriptedEngine(self.renderer, say)
 
 
 def tiny_server(

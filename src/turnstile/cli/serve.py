@@ -14,7 +14,7 @@ import click
 from turnstile.errors import ConfigError
 
 
-@click.command(short_help="Serve a model over OpenAI's protocol.")
+@click.command(short_help="Serve a model over OpenAI's and Anthropic's protocols.")
 @click.argument("model")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
@@ -44,7 +44,8 @@ def serve(
     """Serve MODEL, a hub id, a folder or a packaged name, until the process is interrupted or terminated.
 
     Clients of OpenAI's protocol reach it at http://HOST:PORT/v1: /models, /chat/completions with tools and streams, and
-    /completions (texts or token ids; ids and log-probabilities of the sampled tokens are returned on request).
+    /completions (texts or token ids; ids and log-probabilities of the sampled tokens are returned on request). Clients
+    of Anthropic's find /messages and /messages/count_tokens there.
     KEY=VALUE changes a key of the recipe that the engine is made from, like engine.max_batch=32. With --weights-from
     runs it loads the weights that `turnstile train` publishes in a run below that folder, so that it can serve a
     training run. Clients need the key in the environment variable TURNSTILE_SERVE_TOKEN, if it is set; it must be set

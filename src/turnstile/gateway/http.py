@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from turnstile.errors import ConfigError, EngineError, MissingExtraError
-from turnstile.gateway.answers import error_fields
+from turnstile.gateway import answers, messages
 from turnstile.gateway.requests import RefusedError, RequestTooLargeError
 
 try:
     import uvicorn
     from starlette.exceptions import HTTPException
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response
     from starlette.types import ASGIApp, Receive, Scope, Send
 except ModuleNotFoundError as error:
@@ -55,12 +55,17 @@ class Guard:
             await self._app(scope, receive, send)
 
     def _refusal(self, request: Request) -> Response | None:
-        given = request.headers.get("authorization", "").encode("utf-8", "surrogateescape")
-        if self._token and request.url.path != "/health" and not hmac.compare_digest(given, self._token):
-            return error_response(401, "the key is missing or wrong", code="invalid_api_key")
+        path = request.url.path
+        if self._token and path != "/health" and not self._has_key(request.headers):
+            return error_response(path, 401, "the key is missing or wrong", code="invalid_api_key")
         if not self._token and (why := self._web_page_reason(request.headers)):
-            return error_response(403, why)
+            return error_response(path, 403, why)
         return None
+
+    def _has_key(self, headers: Mapping[str, str]) -> bool:
+        """Return whether a request carries the key, as a bearer token or as Anthropic's clients send it."""
+        given = (headers.get("authorization", ""), f"Bearer {headers.get('x-api-key', '')}")
+        return any(hmac.compare_digest(one.encode("utf-8", "surrogateescape"), self._token) for one in given)
 
     def _web_page_reason(self, headers: Mapping[str, str]) -> str:
         """Return why a request may come from a web page in a browser on this machine, or an empty string.
@@ -91,19 +96,24 @@ def answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         try:
             body = await _read(request)
             return await _while_connected(request, handler(request, body))
-        except RefusedError as error:
-            return error_response(error.status, str(error), code=error.code)
-        except ConfigError as error:
-            return error_response(400, str(error))
-        except EngineError as error:
-            return error_response(503, str(error), kind="server_error")
-        except HTTPException:
+        except (HTTPException, ClientDisconnect):
             raise
-        except Exception:
-            log.exception("a request to %s failed", request.url.path)
-            return error_response(500, "an error in the server; its log has the traceback", kind="server_error")
+        except Exception as error:
+            return error_response(request.url.path, *explain(error, request.url.path))
 
     return answer
+
+
+def explain(error: Exception, path: str) -> tuple[int, str, str | None]:
+    """Return the status, the line and the code for an error; an unexpected one is logged with its traceback."""
+    if isinstance(error, RefusedError):
+        return error.status, str(error), error.code
+    if isinstance(error, ConfigError):
+        return 400, str(error), None
+    if isinstance(error, EngineError):
+        return 503, str(error), None
+    log.error("a request to %s failed", path, exc_info=error)
+    return 500, "an error in the server; its log has the traceback", None
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -136,17 +146,28 @@ async def _read(request: Request) -> bytes:
     return bytes(body)
 
 
-def error_response(
-    status: int, why: str, *, code: str | None = None, kind: str = "invalid_request_error"
-) -> JSONResponse:
-    """Return an error as clients of OpenAI's protocol read it."""
-    return JSONResponse(error_fields(why, code=code, kind=kind), status_code=status)
+def error_fields(path: str, status: int, why: str, code: str | None = None) -> dict[str, Any]:
+    """Return an error as clients of the protocol that a path belongs to read it."""
+    if path.startswith("/v1/messages"):
+        return messages.error_fields(status, why)
+    return answers.error_fields(why, code=code, kind="server_error" if status >= 500 else "invalid_request_error")
+
+
+def error_response(path: str, status: int, why: str, code: str | None = None) -> JSONResponse:
+    """Return the answer that is an error."""
+    return JSONResponse(error_fields(path, status, why, code), status_code=status)
 
 
 async def not_found(request: Request, error: Exception) -> Response:
     """Answer a request for a path or with a method that there is not."""
     status = error.status_code if isinstance(error, HTTPException) else 500
-    return error_response(status, f"{request.method} {request.url.path} is not served here", code="not_found")
+    path = request.url.path
+    return error_response(path, status, f"{request.method} {path} is not served here", "not_found")
+
+
+async def disconnected(request: Request, error: Exception) -> Response:
+    """Answer a client that has gone while it sent its request."""
+    return Response(status_code=CLIENT_GONE)
 
 
 class _Server(uvicorn.Server):

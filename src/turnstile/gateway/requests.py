@@ -58,30 +58,32 @@ class ContextLengthError(RefusedError):
     code = "context_length_exceeded"
 
 
-class _Body(BaseModel):
+class RequestBody(BaseModel):
+    """Fields of a request: of the types that they are declared with, and no others are looked at."""
+
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
-class StreamOptions(_Body):
+class StreamOptions(RequestBody):
     """Options of a stream."""
 
     include_usage: bool = False
 
 
-class StructuredOutputs(_Body):
+class StructuredOutputs(RequestBody):
     """What the sampled text must match, as vLLM takes it."""
 
     regex: str = ""
     grammar: str = ""
 
 
-class JSONSchema(_Body):
+class JSONSchema(RequestBody):
     """A schema with its name."""
 
     schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(RequestBody):
     """Whether the text must be JSON, and of which schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -95,7 +97,7 @@ class ResponseFormat(_Body):
         return f"start: %json {json.dumps(schema)}"
 
 
-class SamplingBody(_Body):
+class SamplingBody(RequestBody):
     """The fields that completions and chat completions share."""
 
     model: str
@@ -188,7 +190,7 @@ class ChatBody(SamplingBody):
             raise RefusedError(str(error)) from None
 
 
-Body = TypeVar("Body", bound=SamplingBody)
+Body = TypeVar("Body", bound=RequestBody)
 
 
 def parse_json_object(data: bytes) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Server of OpenAI's protocol in front of any engine: `turnstile serve`.
+"""Server of OpenAI's and Anthropic's protocols in front of any engine: `turnstile serve`.
 
-Paths: /v1/models; /v1/chat/completions, with tools; /v1/completions (a text or token ids); /v1/weights; /health. With
-`return_token_ids` answers hold the ids of the sampled tokens and the weights that sampled them, with `logprobs` their
-log-probabilities. With `stream` a completion is sampled whole and then sent as events; until then the stream is kept
-alive. Settings that a request omits are off, as in `types.Sampling`, except the seed, which is drawn. If a client
-disconnects, its request is cancelled.
+Paths: /v1/models; /v1/chat/completions; /v1/completions (a text or token ids); Anthropic's /v1/messages and
+/v1/messages/count_tokens; /v1/weights; /health. With `return_token_ids` OpenAI's answers hold the ids of the sampled
+tokens and the weights that sampled them, with `logprobs` their log-probabilities. With `stream` a completion is sampled
+whole and then sent as events; until then the stream is kept alive. Settings that a request omits are off, as in
+`types.Sampling`, except the seed, which is drawn. If a client disconnects, its request is cancelled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -25,8 +25,9 @@ import numpy as np
 from turnstile.agents.base import Scaffold
 from turnstile.engines.base import Engine
 from turnstile.engines.remote.endpoint import SESSION_HEADER
-from turnstile.errors import ConfigError, EngineError, MissingExtraError
+from turnstile.errors import MissingExtraError
 from turnstile.gateway import answers, http
+from turnstile.gateway import messages as anthropic
 from turnstile.gateway.reload import WeightReloader
 from turnstile.gateway.requests import (
     ChatBody,
@@ -44,7 +45,7 @@ try:
     from sse_starlette import EventSourceResponse
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
     from starlette.types import ASGIApp
@@ -105,9 +106,12 @@ class EngineServer:
             Route("/v1/models", http.answering(self._models)),
             Route("/v1/chat/completions", http.answering(self._chat), methods=["POST"]),
             Route("/v1/completions", http.answering(self._completions), methods=["POST"]),
+            Route("/v1/messages", http.answering(self._messages), methods=["POST"]),
+            Route("/v1/messages/count_tokens", http.answering(self._count), methods=["POST"]),
             Route("/v1/weights", http.answering(self._weights), methods=["POST"]),
         ]
-        app = Starlette(routes=routes, exception_handlers={HTTPException: http.not_found})
+        handlers = {HTTPException: http.not_found, ClientDisconnect: http.disconnected}
+        app = Starlette(routes=routes, exception_handlers=handlers)
         self.app: ASGIApp = http.Guard(app, token, self._host_names)
 
     @asynccontextmanager
@@ -136,7 +140,7 @@ class EngineServer:
         head = answers.Head.of("cmpl", self._model)
 
         async def choices() -> tuple[list[dict[str, Any]], dict[str, int]]:
-            found = await self._sample(prompt, sampling, request.headers.get(SESSION_HEADER, ""))
+            found = await self._sample(request, prompt, sampling)
             return [
                 {
                     "index": number,
@@ -147,27 +151,31 @@ class EngineServer:
                 for number, one in enumerate(found)
             ], answers.usage(len(prompt), found)
 
-        def events(found: Sequence[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-            return (head.body("text_completion", [choice]) for choice in found)
+        if not body.stream:
+            found, usage = await choices()
+            return JSONResponse(head.body("text_completion", found, usage=usage))
 
-        return await self._answer(body, head, "text_completion", choices, events)
+        async def stream() -> AsyncIterator[dict[str, Any]]:
+            found, usage = await choices()
+            for choice in found:
+                yield head.body("text_completion", [choice])
+            if body.stream_options.include_usage:
+                yield head.body("text_completion", [], usage=usage)
+
+        return self._stream(request, stream(), done="[DONE]")
 
     async def _chat(self, request: Request, data: bytes) -> Response:
         body = self._served(parse_body(ChatBody, data))
         messages, tools = body.conversation()
-        renderer = self._scaffold.renderer
-        prompt = renderer.prompt(messages, tools)
-        limit = self._limit(body, len(prompt), self._context)
-        sampling = body.sampling(limit, stop=renderer.stop, grammar=body.response_format.grammar())
+        prompt, sampling = self._asked(body, messages, tools, body.response_format.grammar())
+        offered = tools if body.tool_choice == "auto" else ()
         head = answers.Head.of("chatcmpl", self._model)
 
         async def choices() -> tuple[list[dict[str, Any]], dict[str, int]]:
-            found = await self._sample(prompt, sampling, request.headers.get(SESSION_HEADER, ""))
+            found = await self._sample(request, prompt, sampling)
             result = []
             for number, one in enumerate(found):
-                message = self._read(one, tools if body.tool_choice == "auto" else ())
-                if not body.parallel_tool_calls:
-                    message = replace(message, tool_calls=message.tool_calls[:1])
+                message = self._read(one, offered, several=body.parallel_tool_calls)
                 result.append(
                     {
                         "index": number,
@@ -178,11 +186,43 @@ class EngineServer:
                 )
             return result, answers.usage(len(prompt), found)
 
-        def events(found: Sequence[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-            return answers.chat_chunks(head, found)
+        if not body.stream:
+            found, usage = await choices()
+            more = {"prompt_token_ids": prompt.tolist()} if body.return_token_ids else {}
+            return JSONResponse(head.body("chat.completion", found, usage=usage, **more))
 
-        more = {"prompt_token_ids": prompt.tolist()} if body.return_token_ids else {}
-        return await self._answer(body, head, "chat.completion", choices, events, **more)
+        async def stream() -> AsyncIterator[dict[str, Any]]:
+            found, usage = await choices()
+            for chunk in answers.chat_chunks(head, found):
+                yield chunk
+            if body.stream_options.include_usage:
+                yield head.body("chat.completion.chunk", [], usage=usage)
+
+        return self._stream(request, stream(), done="[DONE]")
+
+    async def _messages(self, request: Request, data: bytes) -> Response:
+        body = self._served(parse_body(anthropic.MessagesBody, data))
+        messages, tools = body.conversation()
+        prompt, sampling = self._asked(body, messages, tools)
+        offered = tools if body.tool_choice.type == "auto" else ()
+
+        async def answer() -> dict[str, Any]:
+            (one,) = await self._sample(request, prompt, sampling)
+            message = self._read(one, offered, several=not body.tool_choice.disable_parallel_tool_use)
+            return anthropic.answer(self._model, message, one, len(prompt))
+
+        if not body.stream:
+            return JSONResponse(await answer())
+
+        async def stream() -> AsyncIterator[dict[str, Any]]:
+            for event in anthropic.events(await answer()):
+                yield event
+
+        return self._stream(request, stream())
+
+    async def _count(self, request: Request, data: bytes) -> Response:
+        body = self._served(parse_body(anthropic.CountBody, data))
+        return JSONResponse({"input_tokens": len(self._scaffold.renderer.prompt(*body.conversation()))})
 
     async def _weights(self, request: Request, data: bytes) -> Response:
         if self._reload is None:
@@ -197,34 +237,34 @@ class EngineServer:
         await self._reload.load_folder(folder, label)
         return JSONResponse({"version": label})
 
-    async def _answer(
-        self,
-        body: SamplingBody,
-        head: answers.Head,
-        kind: str,
-        choices: Callable[[], Any],
-        events: Callable[[Sequence[dict[str, Any]]], Iterable[dict[str, Any]]],
-        **more: Any,
-    ) -> Response:
-        """Return the choices whole, or the events that they are as a stream."""
-        if not body.stream:
-            found, usage = await choices()
-            return JSONResponse(head.body(kind, found, usage=usage, **more))
+    def _stream(self, request: Request, events: AsyncIterator[dict[str, Any]], *, done: str = "") -> Response:
+        """Return a stream of the events, and of `done` behind them; an event of a type carries its name.
+
+        Its head is sent before anything is sampled, so an error is an event, which ends it.
+        """
+        path = request.url.path
 
         async def stream() -> AsyncIterator[dict[str, str]]:
             try:
-                found, usage = await choices()
-            except (RefusedError, ConfigError, EngineError) as error:  # its head is sent, so the error is an event
-                yield {"data": json.dumps(answers.error_fields(str(error)))}
+                async for event in events:
+                    name = {"event": event["type"]} if "type" in event else {}
+                    yield {**name, "data": json.dumps(event)}
+            except Exception as error:
+                yield {"event": "error", "data": json.dumps(http.error_fields(path, *http.explain(error, path)))}
                 return
-            for event in events(found):
-                yield {"data": json.dumps(event)}
-            if body.stream_options.include_usage:
-                last = f"{kind}.chunk" if kind == "chat.completion" else kind
-                yield {"data": json.dumps(head.body(last, [], usage=usage))}
-            yield {"data": "[DONE]"}
+            if done:
+                yield {"data": done}
 
         return EventSourceResponse(stream(), ping=KEEP_ALIVE_SECONDS)
+
+    def _asked(
+        self, body: SamplingBody, messages: Sequence[Message], tools: Sequence[ToolSpec], grammar: str = ""
+    ) -> tuple[I32, list[Sampling]]:
+        """Return the prompt of a conversation, and how each of its next messages is sampled."""
+        renderer = self._scaffold.renderer
+        prompt = renderer.prompt(messages, tools)
+        limit = self._limit(body, len(prompt), self._context)
+        return prompt, body.sampling(limit, stop=renderer.stop, grammar=grammar)
 
     def _served(self, body: Any) -> Any:
         """Return a body that asks for this server's model. Raises NotServedError for another one's."""
@@ -243,8 +283,9 @@ class EngineServer:
             raise ContextLengthError(f"max_tokens = {wanted} exceeds the context, which has room for {room}")
         return min(default, room) if wanted is None else wanted
 
-    async def _sample(self, prompt: I32, samplings: Sequence[Sampling], group: str) -> list[Completion]:
+    async def _sample(self, request: Request, prompt: I32, samplings: Sequence[Sampling]) -> list[Completion]:
         """Return a completion for each sampling; if one fails, the others are cancelled."""
+        group = request.headers.get(SESSION_HEADER, "")
         share = self._keep_share(group) if group else f"serve/{next(self._numbers)}"
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -260,10 +301,15 @@ class EngineServer:
         finally:
             self._engine.close(session)
 
-    def _read(self, completion: Completion, tools: Sequence[ToolSpec]) -> Message:
-        """Return the message that was sampled; a text without reasoning and calls stays as it is."""
+    def _read(self, completion: Completion, tools: Sequence[ToolSpec], *, several: bool) -> Message:
+        """Return the message that was sampled, with its first tool call alone unless it may make `several`.
+
+        A text without reasoning and calls stays as it is.
+        """
         text = self._scaffold.renderer.text(completion.token_ids)
         message = self._scaffold.parser.parse(text, tools)
+        if not several:
+            message = replace(message, tool_calls=message.tool_calls[:1])
         return message if message.tool_calls or message.reasoning is not None else replace(message, content=text)
 
     def _details(self, completion: Completion, body: Any, logprobs: Callable[..., Any]) -> dict[str, Any]:
