@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tasks": ("turnstile.cli.tasks:tasks", "Make, check, prepare and list task files."),
     "conversations": ("turnstile.cli.conversations:conversations", "Conversations to learn from before RL."),
     "sandbox": ("turnstile.cli.sandbox:sandbox", "Check, serve and prune sandboxes; make images for them."),
-    "serve": ("turnstile.cli.serve:serve", "Serve a model over OpenAI's protocol."),
+    "serve": ("turnstile.cli.serve:serve", "Serve a model over OpenAI's and Anthropic's protocols."),
     "lab": ("turnstile.cli.lab:lab", "Hold estimators and losses against exact gradients."),
     "conform": ("turnstile.cli.conform:conform_command", "Hold any advantage or loss function against the invariants."),
     "config": ("turnstile.cli.config:config", "Print a recipe with every default filled in."),
