@@ -96,6 +96,14 @@ async def games(agents: dict[str, Agent], high: int, rounds: int) -> list[dict[s
     return found
 
 
+@pytest.mark.parametrize("secret", range(1, 16))
+def test_the_oracle_finds_every_secret_in_the_fewest_tries(secret: int) -> None:
+    agent = oracle(Task(id="t", env="guess", data={"secret": secret}))
+    tries = [agent([]).tool_calls[0].arguments["number"] for _ in range(4)]
+    assert secret in tries
+    assert len({*tries[: tries.index(secret) + 1]}) == tries.index(secret) + 1
+
+
 async def test_the_oracle_halves_what_is_left():
     """Three rounds are always enough for seven numbers, and one is enough for the middle one alone."""
     tasks = guess_tasks(40)

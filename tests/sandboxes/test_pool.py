@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -98,6 +99,16 @@ async def test_a_struggling_maker_is_given_time_and_then_up() -> None:
         await pool.take("a")
     assert maker.calls == 3
     assert await pool.take("a")  # its place was given back, and it is the sixth call that succeeds
+    await pool.close()
+
+
+async def test_pauses_after_failures_double_up_to_the_longest() -> None:
+    pool = Pool(Maker(fail=9), warm=0, most=1, starts=1, tries=1, pause=100, longest=700)
+    for pause in (100, 200, 400, 700, 700):
+        with pytest.raises(SandboxError, match="not today"):
+            await pool.take("a")
+        left, pool._not_before = pool._not_before - time.monotonic(), 0.0
+        assert 0.75 * pause - 1 < left < 1.25 * pause
     await pool.close()
 
 
