@@ -1,4 +1,4 @@
-"""Public checker of the `Engine` protocol. Authors of engines run it in a test and expect an empty list."""
+"""Check that an engine follows the `Engine` protocol. Authors of engines run this in a test and expect an empty list."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ async def check_engine(
 ) -> list[str]:
     """Sample from `prompts` in several ways and return the problems found, one line each.
 
-    Checks that arrays have equal lengths and log-probabilities are finite and at most 0; that the token limit holds and
-    is reported; that the same prompt and seed give the same tokens and log-probabilities (to `atol`) one by one, all at
-    once, and as the second turn of a session; that a distribution cut to one token has log-probability 0; that stop
-    strings end a turn, if `decode` (ids -> text) is given; that a `ScoringEngine` scores its own samples as it reported
-    them; and that a session that is not open raises EngineError. If an engine is bitwise reproducible only in some
-    mode, check it in that mode.
+    Checks that completions are not empty, their log-probabilities are finite and at most 0, their entropies are not
+    negative and their versions do not decrease; that the token limit holds and is reported; that the same prompt and
+    seed give the same tokens and log-probabilities (to `atol`) one by one, all at once, and as a later turn of a
+    session; that a distribution cut to one token has log-probability 0; that stop strings end a turn, if `decode` (ids
+    -> text) is given; that a `ScoringEngine` scores its own samples as it reported them; and that a session that is not
+    open raises EngineError. If an engine is bitwise reproducible only in some mode, check it in that mode.
     """
     sampling = Sampling(max_tokens=max_tokens, seed=1)
     problems: list[str] = []
@@ -80,7 +80,7 @@ def _shape_problems(completion: Completion, max_tokens: int) -> Iterator[str]:
 async def _repeat_problems(
     engine: Engine, prompts: Sequence[I32], sampling: Sampling, baseline: Sequence[Completion], atol: float
 ) -> list[str]:
-    """Sample the same requests again, one by one, then all at once in one share."""
+    """Return the problems found by sampling the same requests again, first one by one, then all at once in one share."""
     seeded = [replace(sampling, seed=index) for index in range(len(prompts))]
     repeated = [await _once(engine, prompt, each) for prompt, each in zip(prompts, seeded, strict=True)]
     requests = [_once(engine, prompt, each) for prompt, each in zip(prompts, seeded, strict=True)]
@@ -94,7 +94,7 @@ async def _repeat_problems(
 
 
 async def _session_problems(engine: Engine, prompt: I32, sampling: Sampling, atol: float) -> list[str]:
-    """Compare a session's second turn with a new session, then go back to the first prompt."""
+    """Return the problems found in a session's second turn and in its return to the first prompt."""
     session = engine.open("check")
     try:
         first = await engine.generate(prompt, sampling, session)
@@ -114,7 +114,7 @@ async def _session_problems(engine: Engine, prompt: I32, sampling: Sampling, ato
 async def _stop_problems(
     engine: Engine, prompt: I32, sampling: Sampling, unstopped: Completion, decode: Callable[[I32], str]
 ) -> list[str]:
-    """Use each character of an unstopped completion as the stop string, which must end the turn."""
+    """Return the problems found by using each character of an unstopped completion as the stop string."""
     ids, problems = unstopped.token_ids, []
     for stop in dict.fromkeys(decode(ids)):
         length = next(n for n in range(1, len(ids) + 1) if stop in decode(ids[:n]))
@@ -130,7 +130,7 @@ async def _stop_problems(
 async def _score_problems(
     engine: ScoringEngine, prompts: Sequence[I32], baseline: Sequence[Completion], atol: float
 ) -> list[str]:
-    """Score the sampled tokens and compare with the log-probabilities that `generate` returned."""
+    """Return the problems found by comparing scores of the sampled tokens with the log-probabilities from `generate`."""
     assert isinstance(engine, Engine)
     for prompt, completion in zip(prompts, baseline, strict=True):
         session = engine.open("check")

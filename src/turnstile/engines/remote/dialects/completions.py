@@ -1,4 +1,4 @@
-"""OpenAI's completions with ids in and out: `turnstile serve`, and vLLM from 0.10.2 on for evaluation."""
+"""Dialect of OpenAI's completions with ids in and out, for `turnstile serve`, and in evaluation for vLLM from 0.10.2."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from turnstile.types import I32, Sampling
 
 
 class CompletionsDialect:
-    """Dialect of OpenAI's completions; can load weights into `turnstile serve` only."""
+    """Dialect of OpenAI's completions, which can load weights into `turnstile serve` only."""
 
     logprobs_are_masked = False
 
     async def prepare(self, server: Connection) -> None:
-        """Do nothing: no state outlives a request."""
+        """Do nothing, since no state outlives a request."""
 
     async def complete(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
     ) -> RawCompletion | None:
-        """Sample with /completions."""
+        """Sample via /completions."""
         body = {
             "model": model,
             "prompt": prompt_ids.tolist(),
@@ -57,7 +57,7 @@ class CompletionsDialect:
         )
 
     async def load(self, server: Connection, weights: PublishedWeights) -> None:
-        """Load weights with /weights."""
+        """Load weights via /weights. Raises ConfigError if the server was not started for that."""
         try:
             await server.control("/weights", {"folder": str(weights.folder), "version": weights.label})
         except ConfigError as error:
