@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
 RETRY_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
 """HTTP statuses after which a request is retried."""
 SESSION_HEADER = "X-Session-ID"
-"""Header that names requests with shared prefixes, as vLLM and `turnstile serve` know it."""
+"""Header by which vLLM and `turnstile serve` recognise requests with shared prefixes."""
 CONNECT_TIMEOUT = 10.0  # seconds
 IDLE_SECONDS = 4.0  # vLLM closes idle connections after five seconds, which would break a request
 MAX_PAUSE = 30.0  # seconds between two attempts
@@ -149,7 +149,7 @@ class Endpoint:
             raise RequestFailedError(
                 f"the server at {self.url} broke off its answer ({error or type(error).__name__})", again=True
             ) from None
-        return self._read(urlsplit(address).path, status, data, named_pause)
+        return self._parse_response(urlsplit(address).path, status, data, named_pause)
 
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:
@@ -160,7 +160,7 @@ class Endpoint:
             )
         return self._http
 
-    def _read(self, path: str, status: int, data: bytes, named_pause: str) -> dict[str, Any]:
+    def _parse_response(self, path: str, status: int, data: bytes, named_pause: str) -> dict[str, Any]:
         try:
             body = json.loads(data)
         except (ValueError, RecursionError):

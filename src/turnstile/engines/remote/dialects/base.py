@@ -12,7 +12,7 @@ from turnstile.errors import EngineError
 from turnstile.types import I32, Sampling
 
 CERTAINTY_TOLERANCE = 1e-3
-"""Largest deviation from 0 of the log-probability of the only token that may be drawn."""
+"""Largest accepted deviation from 0 of the log-probability of a token that is certain."""
 
 
 class Connection(Protocol):
@@ -49,7 +49,7 @@ class Dialect(Protocol):
     """Protocol of the ways to talk to one kind of server."""
 
     logprobs_are_masked: bool
-    """Whether log-probabilities are those of the distribution that a regex or a grammar has masked."""
+    """Whether log-probabilities are those of the distribution after a regex or a grammar has masked it."""
 
     async def prepare(self, server: Connection) -> None:
         """Repair, before the first request, what a killed trainer may have left broken on the server."""

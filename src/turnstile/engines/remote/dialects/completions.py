@@ -1,4 +1,4 @@
-"""Dialect of OpenAI's completions with ids in and out, for `turnstile serve`, and in evaluation for vLLM from 0.10.2."""
+"""Dialect of OpenAI's completions with ids in and out, for `turnstile serve`, or vLLM from 0.10.2 in evaluation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CompletionsDialect:
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "top_k": sampling.top_k,  # also when off: vLLM replaces omitted settings by the model's own defaults
+            "top_k": sampling.top_k,  # also when off: vLLM replaces omitted settings with the model's own defaults
             "min_p": sampling.min_p,
             "seed": sampling.seed,
             "logprobs": 1,

@@ -16,7 +16,7 @@ from turnstile.errors import ConfigError, EngineError, EngineGoneError
 from turnstile.types import I32, Sampling
 
 _log = logging.getLogger(__name__)
-RESUME_TIMEOUT = 30.0  # seconds for a server to resume after a reload, also after a cancelled one
+RESUME_TIMEOUT = 30.0  # seconds in which a server must resume after a reload, even a cancelled one
 
 
 class VLLMDialect:
@@ -35,7 +35,7 @@ class VLLMDialect:
         try:
             paused = (await server.get("/is_paused", root=True)).get("is_paused")
         except ConfigError as error:
-            raise _missing_feature(error) from None
+            raise _missing_feature_error(error) from None
         if paused is not False:
             _log.warning("the server at %s was left paused by a reload; resuming it", server.url)
             await _resume(server, INITIAL_LABELS[1])
@@ -87,14 +87,14 @@ class VLLMDialect:
                 await _reload(server, weights)
                 return
         except ConfigError as error:
-            raise _missing_feature(error) from None
+            raise _missing_feature_error(error) from None
         raise ConfigError(
             f"the server at {server.url} is vLLM on a CPU, which does not reload an output layer that is tied to "
             "the embedding, as this model's is; train over turnstile serve, or with model.train = 'top' or 'lora'"
         )
 
 
-def _missing_feature(error: ConfigError) -> ConfigError:
+def _missing_feature_error(error: ConfigError) -> ConfigError:
     """Return the error to raise for a vLLM server that lacks the paths that load weights."""
     return ConfigError(
         f"{error}; training loads weights into the server, so start vLLM with "
