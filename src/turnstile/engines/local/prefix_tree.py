@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from turnstile.engines.local.kv_cache import CacheRow, KVCache
 
 COPY_BELOW = 64
-"""Histories with fewer tokens are copied into a new row, which is cheaper than attending to a shared prefix separately."""
+"""Shorter histories are copied into a new row, which is cheaper than attending to a shared prefix separately."""
 
 
 class PrefixPosition:

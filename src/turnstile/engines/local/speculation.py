@@ -41,7 +41,7 @@ MIN_LIKELIHOOD = 0.5
 """A run of drafts ends where the probability that all of it is accepted falls below this."""
 
 MAX_CONTEXTS = 2**17
-"""Largest number of contexts in a generation. Two generations are kept: when the newer one is full, the older one is dropped."""
+"""Contexts per generation. Two generations are kept: when the newer one is full, the older one is dropped."""
 
 
 def digit_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -130,8 +130,9 @@ class Speculator:
         return token not in self._digits and hits >= MIN_HITS[NUMBER]
 
     def _contexts(self, tail: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield (size, context) for each context that ends with the last token of `tail`, of at most MAX_CONTEXT
-        tokens.
+        """Yield (size, context) for each context that ends with the last token of `tail`.
+
+        `tail` has at most MAX_CONTEXT tokens.
         """
         begin = len(tail)
         while begin and tail[begin - 1] in self._digits:
