@@ -86,7 +86,7 @@ class PrefixTree:
         return True
 
     def truncate(self, row: CacheRow, length: int) -> None:
-        """Remove the tokens of a row after the first `length`, except those that its dependents share."""
+        """Remove a row's tokens after the first `length`, except those that its dependents share."""
         length = max([length, *(other.begin for other in self._rows if other.base is row)])
         del row.tokens[length:]
         row.computed = min(row.computed, length)

@@ -17,7 +17,7 @@ NUMBER = 0
 """Denotes, among the context sizes, the context of a number: its `FRAME` and its digits so far, whatever they are."""
 
 MIN_HITS = {6: 1, NUMBER: 1, 3: 1, 2: 2, 1: 4}
-"""Context sizes, most specific first, and how often in a row a context must have continued alike to be used."""
+"""Context sizes, most specific first, and how often in a row a context must have continued the same way to be used."""
 
 FRAME = 3
 """Number of tokens before a number that belong to its context."""
@@ -108,10 +108,10 @@ class Speculator:
             self._accepted[draft.kind] = rate + ((number < accepted) - rate) / trials, trials
 
     def _next_draft(self, tail: Sequence[int]) -> Draft | None:
-        """Return the token that followed the most specific known context, or None without a reliable context.
+        """Return a draft of the token that followed the most specific known context; None without a reliable context.
 
         Any context that continues with the same token supports it. A long one may be nearly new where a shorter one has
-        always continued alike, so the draft is of the kind with the highest acceptance rate.
+        always continued the same way, so the draft is of the kind with the highest acceptance rate.
         """
         continuations = [
             (size, *known)

@@ -27,9 +27,7 @@ class ReadyRequest:
     request: Request
     speculated: Sequence[int] = field(default_factory=list)  # tokens cached after its path once the step is computed
     num_drafted: int = 0  # how many of those this step itself computes
-    drafts: Sequence[Draft] = field(
-        default_factory=list
-    )  # all proposed drafts: those to compute, and possibly one more
+    drafts: Sequence[Draft] = field(default_factory=list)  # all that were proposed, possibly one more than computed
     sampled: int = 0  # number of tokens that the step has sampled for it
 
 

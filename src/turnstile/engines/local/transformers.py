@@ -102,7 +102,7 @@ class TransformersEngine:
         """Close a session. The last one of a share drops the share's cache, unless activations are kept."""
         share = self._sessions.pop(session).share
         last = all(other.share != share for other in self._sessions.values())
-        if last and not self._planner.activation_layer:  # the trainer still needs the activations
+        if last and not self._planner.activation_layer:  # otherwise the trainer needs them
             self._planner.close(share)
 
     async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:

@@ -156,7 +156,7 @@ class OpenAIEngine:
             )
 
     async def connect(self, prompt_ids: I32) -> None:
-        """Find out, once, what the server is and can do; `prompt_ids` is any prompt.
+        """Find out, once, what kind of server it is and what it can do; `prompt_ids` is any prompt.
 
         Concurrent calls wait for the same result. Raises the errors of `generate`.
         """

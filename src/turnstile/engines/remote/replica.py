@@ -34,7 +34,7 @@ class Replica(Engine, Protocol):
     stats: dict[str, float]
 
     async def connect(self, prompt_ids: I32) -> None:
-        """Find out, once, what the server is and can do."""
+        """Find out, once, what kind of server it is and what it can do; `prompt_ids` is any prompt."""
         ...
 
     async def load(self, weights: PublishedWeights) -> None:

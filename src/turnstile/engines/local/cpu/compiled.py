@@ -136,10 +136,10 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 
 
 def run_kernel(kernel: str, args: ctypes.Structure, tasks: int, *constants: int) -> None:
-    """Run a kernel with its arguments in all threads, on `tasks` tasks, of which there is at least one.
+    """Run a kernel with its arguments in all threads, which share its `tasks`; there must be at least one.
 
-    `constants` are the arguments of the function that makes the kernel, if it is made by one. Raises MemoryError if no
-    thread reached its first task.
+    `constants` are the arguments of the function that makes the kernel, if there is such a function. Raises MemoryError
+    if no thread reached its first task.
     """
     in_torch_threads(_address(kernel, *constants), args)
     if args.taken < tasks:  # no thread reached its first task: errors in a kernel are printed, not raised
