@@ -21,7 +21,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """One forest: T tokens in `trees` (slices of [T] that do not see each other), N trained tokens, S rows."""
+    """A forest of T unique tokens in `trees` (slices of [T] that do not see each other), with N trained tokens."""
 
     tokens: Tensor  # i64[T]
     positions: Tensor  # i64[T]
@@ -33,11 +33,11 @@ class Batch:
     turn: Tensor  # i64[N] index of the turn in its trajectory
     trajectory: Tensor  # i64[N] index of the trajectory in the step
     group: Tensor  # i64[N] index of its group in the step
-    attempt: Tensor  # i64[N] its number in the group, as it was played
+    attempt: Tensor  # i64[N] number of the attempt in its group
     logprobs: Tensor  # f32[N] recorded while sampling
     advantages: Tensor  # f32[N]
     weights: Tensor  # f32[N] fixed before packing; a step's update is sum(weights * loss)
-    temperature: Tensor  # f32[N] of the sampling, applied by the trainer too
+    temperature: Tensor  # f32[N] at which the token was sampled; the trainer applies it too
     versions: Tensor  # i64[N]
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # f32[N] by name
     row_tokens: int = 0  # tokens before sharing, for the log
@@ -58,7 +58,7 @@ PER_TOKEN = (
 
 
 def join(batches: Sequence[Batch]) -> Batch:
-    """Return one batch of several forests side by side, with the extras that all of them have.
+    """Join forests side by side into one batch, keeping only the extras that all of them have.
 
     Activations and slots are dropped.
     """

@@ -1,8 +1,8 @@
 """Pack rows into prefix trees, so that a prefix that several rows share is computed once.
 
-Rows are sorted lexicographically by their tokens, so that rows with a common prefix are neighbours, and the longest
-common prefix with the row before tells where each row branches off. Writing each row's private part in that order *is*
-the depth-first layout.
+Rows are sorted lexicographically by token, so rows with a common prefix are adjacent, and each row branches off where
+its longest common prefix with the previous row ends. Concatenating the rows' private parts in this order yields the
+depth-first layout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from turnstile.batching.batch import Batch
 from turnstile.types import F32, I32, Row
 
 CPU_TOKENS = 2048
-"""Tokens that a CPU computes best at once: fewer waste its kernels, more its caches."""
+"""Size of a forest at which a CPU is most efficient: fewer tokens underuse its kernels, more overflow its caches."""
 
 
 def pack_prefix_trees(
@@ -34,26 +34,27 @@ def pack_prefix_trees(
 ) -> list[Batch]:
     """Pack rows, with weights f32[L] for their tokens, into forests of at most `budget` unique tokens each.
 
-    A tree above the budget is split between rows, at the point that repeats the least of its shared prefix; a row
-    longer than the budget stands alone. On a CPU, forests are smaller than the budget where that repeats nothing. With
-    `share=False` every row is a tree of its own (plain packing). `activations` are the rows' known activations [L', H];
-    they may end early, but not before tokens that the row's last trained token depends on.
+    A tree above the budget is split between rows, at the point that repeats the fewest tokens of its shared prefix; a
+    row longer than the budget gets a forest of its own. On a CPU, forests are close to `CPU_TOKENS` tokens as far as
+    that repeats no tokens. With `share=False` every row is a tree of its own (plain packing). `activations` are the
+    rows' known activations [L', H]; they may end early, but not before tokens that the row's last trained token depends
+    on.
     """
     order = sorted(range(len(rows)), key=lambda r: rows[r].token_ids.tolist())
     tokens = [rows[r].token_ids for r in order]
-    commons = [0, *(_common(*pair) if share else 0 for pair in itertools.pairwise(tokens))]
+    commons = [0, *(_common_length(*pair) if share else 0 for pair in itertools.pairwise(tokens))]
     forests: list[Batch] = []
     best_size = min(budget, CPU_TOKENS) if torch.device(device).type == "cpu" else budget
     for begin, end in _split_into_bins([len(each) for each in tokens], commons, budget, best_size):
         builder = _ForestBuilder()
         for i in range(begin, end):
             builder.add(order[i], tokens[i], commons[i] if i > begin else 0)
-        forests.append(_batch(builder, rows, weights, torch.device(device), activations))
+        forests.append(_build_batch(builder, rows, weights, torch.device(device), activations))
     return forests
 
 
-def _common(one: I32, other: I32) -> int:
-    """Return how many leading tokens are equal."""
+def _common_length(one: I32, other: I32) -> int:
+    """Return how many leading tokens two rows have in common."""
     short = min(len(one), len(other))
     different = np.flatnonzero(one[:short] != other[:short])
     return int(different[0]) if len(different) else short
@@ -62,20 +63,20 @@ def _common(one: I32, other: I32) -> int:
 def _split_into_bins(
     lengths: Sequence[int], commons: Sequence[int], budget: int, best_size: int
 ) -> list[tuple[int, int]]:
-    """Split sorted rows into (begin, end) bins of at most `budget` unique tokens, or one row.
+    """Split sorted rows into (begin, end) bins of at most `budget` unique tokens, or of one row.
 
-    Row i shares `commons[i]` tokens with the row before it. Dynamic programming minimises the tokens that are repeated
-    in another bin first, and then the distance of bin sizes from `best_size`.
+    Row i shares `commons[i]` tokens with the row before it. Dynamic programming first minimises the tokens that are
+    repeated across bins, and then the sum of size^2 + best_size^2 over bins, which favours sizes close to `best_size`.
     """
-    best = [((0, 0), 0)]  # of the first n rows: (repeated tokens, distance from the best size), begin of the last bin
+    best = [((0, 0), 0)]  # for the first n rows: (repeated tokens, size penalty), begin of the last bin
     for end in range(1, len(lengths) + 1):
         size, choices = 0, []
         for begin in range(end - 1, -1, -1):
             size += lengths[begin] - (commons[begin + 1] if begin + 1 < end else 0)
             if size > budget and begin + 1 < end:
                 break
-            again, far = best[begin][0]
-            choices.append(((again + commons[begin], far + size**2 + best_size**2), begin))
+            repeated, penalty = best[begin][0]
+            choices.append(((repeated + commons[begin], penalty + size**2 + best_size**2), begin))
         best.append(min(choices))
     bins, end = [], len(lengths)
     while end:
@@ -86,7 +87,7 @@ def _split_into_bins(
 
 @dataclass
 class _ForestBuilder:
-    """A forest under construction: the slots of each row, and the ends of subtrees and trees so far."""
+    """A forest under construction, to which rows are added in sorted order."""
 
     row_indices: list[int] = field(default_factory=list)
     slots: dict[int, NDArray[np.int64]] = field(default_factory=dict)
@@ -120,30 +121,30 @@ class _ForestBuilder:
         return end
 
 
-def _batch(
+def _build_batch(
     builder: _ForestBuilder, rows: Sequence[Row], weights: Sequence[F32], device: torch.device,
     activations: Sequence[Tensor] | None,
 ) -> Batch:  # fmt: skip
-    """Return the tensors of a finished forest. Trained tokens stay in the order of the step's rows."""
+    """Return the batch of a finished forest, with trained tokens in the order of `rows`."""
     row_indices = sorted(builder.row_indices)
     trained = {r: np.flatnonzero(rows[r].loss_mask) for r in row_indices}
     origins = {origin: i for i, origin in enumerate(dict.fromkeys(row.origin for row in rows))}
     groups = {group: i for i, group in enumerate(dict.fromkeys(row.origin[0] for row in rows))}
 
     def gather(name: str) -> Tensor:
-        return _tensor(np.concatenate([getattr(rows[r], name)[trained[r]] for r in row_indices]), device)
+        return _to_tensor(np.concatenate([getattr(rows[r], name)[trained[r]] for r in row_indices]), device)
 
     def spread(values: Sequence[float], dtype: type) -> Tensor:
         parts: list[np.ndarray] = [np.full(len(trained[r]), v, dtype) for r, v in zip(row_indices, values, strict=True)]
-        return _tensor(np.concatenate(parts), device)
+        return _to_tensor(np.concatenate(parts), device)
 
     extras = set.intersection(*(set(rows[r].extras) for r in row_indices))
     return Batch(
-        tokens=_tensor(np.concatenate(builder.tokens).astype(np.int64), device),
-        positions=_tensor(np.concatenate(builder.positions), device),
-        subtree_end=_tensor(builder.subtree_end(), device),
+        tokens=_to_tensor(np.concatenate(builder.tokens).astype(np.int64), device),
+        positions=_to_tensor(np.concatenate(builder.positions), device),
+        subtree_end=_to_tensor(builder.subtree_end(), device),
         trees=tuple(zip(builder.roots, [*builder.roots[1:], builder.size], strict=True)),
-        source=_tensor(np.concatenate([builder.slots[r][trained[r] - 1] for r in row_indices]), device),
+        source=_to_tensor(np.concatenate([builder.slots[r][trained[r] - 1] for r in row_indices]), device),
         target=gather("token_ids").long(),
         row=spread(row_indices, np.int64),
         turn=gather("turn_ids").long(),
@@ -152,11 +153,11 @@ def _batch(
         attempt=spread([rows[r].origin[1] for r in row_indices], np.int64),
         logprobs=gather("logprobs"),
         advantages=gather("advantages"),
-        weights=_tensor(np.concatenate([weights[r][trained[r]] for r in row_indices]), device),
+        weights=_to_tensor(np.concatenate([weights[r][trained[r]] for r in row_indices]), device),
         temperature=spread([rows[r].temperature for r in row_indices], np.float32),
         versions=gather("versions").long(),
         extras={
-            name: _tensor(np.concatenate([rows[r].extras[name][trained[r]] for r in row_indices]), device)
+            name: _to_tensor(np.concatenate([rows[r].extras[name][trained[r]] for r in row_indices]), device)
             for name in sorted(extras)
         },
         row_tokens=sum(len(rows[r].token_ids) for r in row_indices),
@@ -166,7 +167,10 @@ def _batch(
 
 
 def _scatter_activations(builder: _ForestBuilder, activations: Sequence[Tensor]) -> Tensor:
-    """Return the rows' activations by slot; zeros for last tokens of rows, which no trained token depends on."""
+    """Return the rows' activations by slot, [T, H].
+
+    Slots beyond a row's known activations, which no trained token depends on, hold zeros.
+    """
     first = activations[builder.row_indices[0]]
     whole = torch.zeros(builder.size, first.shape[1], dtype=first.dtype, device=first.device)
     for row_index in builder.row_indices:
@@ -175,5 +179,5 @@ def _scatter_activations(builder: _ForestBuilder, activations: Sequence[Tensor])
     return whole
 
 
-def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
+def _to_tensor(array: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)

@@ -1,4 +1,4 @@
-"""Turn trajectories into training rows: exactly the sampled tokens, with the trained ones marked."""
+"""Turn trajectories into training rows, which hold exactly the token ids of the episode and mark the trained ones."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from turnstile.types import F32, I32, Row, Trajectory, Turn
 
 
 def rows_of(trajectory: Trajectory, advantages: Sequence[F32]) -> list[Row]:
-    """Return the rows of one trajectory: one, plus one for each later turn whose context was rewritten.
+    """Return the rows of a trajectory; a new row begins at each turn whose context was rewritten.
 
-    `advantages` is [turn] -> f32[n], for the sampled tokens. Prompt and observation tokens carry zeros and are masked,
-    as are the tokens of turns that are not trainable, and those that a regex or a grammar forced. A trajectory without
-    turns has no row. Raises ValueError if turns and advantages do not match.
+    `advantages` holds one f32[n] for each turn, for its sampled tokens. The loss mask excludes prompt and observation
+    tokens (whose advantages are zero), the tokens of untrainable turns, and tokens that a regex or a grammar forced. A
+    trajectory without turns has no rows. Raises ValueError if there is not one array of advantages for each turn, or if
+    a row was sampled at several temperatures.
     """
     if len(advantages) != len(trajectory.turns):
         raise ValueError(f"{len(trajectory.turns)} turns but advantages for {len(advantages)}")
     starts = [k for k, turn in enumerate(trajectory.turns) if k == 0 or turn.fresh]
     spans = itertools.pairwise([*starts, len(trajectory.turns)])
-    return [_row(trajectory, advantages, begin, end) for begin, end in spans]
+    return [_build_row(trajectory, advantages, begin, end) for begin, end in spans]
 
 
-def _row(trajectory: Trajectory, advantages: Sequence[F32], begin: int, end: int) -> Row:
-    """Return the row of turns begin..end-1, between which the context was never rewritten."""
+def _build_row(trajectory: Trajectory, advantages: Sequence[F32], begin: int, end: int) -> Row:
+    """Return the row of turns begin..end-1, of which only the first may have a rewritten context."""
     turns = trajectory.turns[begin:end]
     pieces = list(zip(range(begin, end), turns, advantages[begin:end], strict=True))
     return Row(
@@ -38,7 +39,7 @@ def _row(trajectory: Trajectory, advantages: Sequence[F32], begin: int, end: int
         ),
         versions=_concat([(_fill(t.context_ids, 0), t.completion.versions) for t in turns], np.int32),
         origin=trajectory.key,
-        temperature=_temperature(turns),
+        temperature=_shared_temperature(turns),
     )
 
 
@@ -47,17 +48,17 @@ def _fill(like: I32, value: float | bool) -> np.ndarray:
 
 
 def _trained_mask(turn: Turn) -> np.ndarray:
-    """Return which of the sampled tokens are trained, bool[n]."""
+    """Return the mask bool[n] of the sampled tokens that are trained."""
     return turn.completion.chosen & turn.trainable
 
 
 def _concat(pieces: Sequence[tuple[np.ndarray, np.ndarray]], dtype: type) -> np.ndarray:
-    """Concatenate the context and sampled parts of all turns."""
+    """Return the context and sampled parts of all turns in one array of the given dtype."""
     return np.concatenate([part for piece in pieces for part in piece]).astype(dtype)
 
 
-def _temperature(turns: Sequence[Turn]) -> float:
-    """Return the temperature of all turns of a row. Raises ValueError if they differ."""
+def _shared_temperature(turns: Sequence[Turn]) -> float:
+    """Return the temperature at which all turns of a row were sampled. Raises ValueError if they differ."""
     temperatures = {turn.completion.sampling.temperature for turn in turns}
     if len(temperatures) != 1:
         raise ValueError(f"one row was sampled at several temperatures: {sorted(temperatures)}")
@@ -65,9 +66,9 @@ def _temperature(turns: Sequence[Turn]) -> float:
 
 
 def by_turn(trajectory: Trajectory, rows: Sequence[Row], values: Sequence[F32]) -> list[F32]:
-    """Split per-token arrays f32[L] of rows into [turn] -> f32[n]; the inverse of `rows_of`.
+    """Split the rows' per-token `values` f32[L] into one f32[n] for each turn of the trajectory.
 
-    Turns that are in none of the rows get zeros.
+    This is the inverse of `rows_of`. Turns that are in none of the rows get zeros.
     """
     turns = [np.zeros(len(turn.completion.token_ids), np.float32) for turn in trajectory.turns]
     for row, array in zip(rows, values, strict=True):

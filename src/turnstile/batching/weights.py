@@ -1,8 +1,8 @@
-"""Loss aggregation: each trained token's weight in a step, fixed before packing.
+"""Loss aggregation by the weights of trained tokens, which are fixed before packing.
 
-Weights are computed over all rows of one optimiser step, in logical units (tokens, turns, trajectories), never in
-physical rows: packing, prefix sharing, splitting into micro-batches and context rewriting change no gradient. A step's
-update is sum(weights * loss). Each kind returns one f32[L] for each row, 0 where the token is masked.
+Weights are computed over all rows of one optimiser step, in logical units (tokens, turns, trajectories) and never in
+physical rows, so that packing, prefix sharing, splitting into micro-batches and context rewriting change no gradient. A
+step's update is sum(weights * loss). Each kind returns one f32[L] for each row, 0 where the token is masked.
 """
 
 from __future__ import annotations
@@ -19,40 +19,41 @@ from turnstile.types import F32, Row
 
 
 def token(rows: Sequence[Row]) -> list[F32]:
-    """Weight every trained token equally: 1 / N, so that long episodes count more. The weights sum to 1."""
-    return _shares(rows, lambda row: np.zeros(len(row.token_ids), dtype=np.int64), lambda row, _: "all")
+    """Weight every trained token by 1 / N, so that long episodes count more. The weights sum to 1."""
+    return _unit_weights(rows, lambda row: np.zeros(len(row.token_ids), dtype=np.int64), lambda row, _: "all")
 
 
 def turn(rows: Sequence[Row]) -> list[F32]:
-    """Weight every turn with a trained token equally, divided among its tokens. The weights sum to 1."""
-    return _shares(rows, lambda row: row.turn_ids, lambda row, turn_id: (row.origin, turn_id))
+    """Weight every turn with a trained token equally, divided among its trained tokens. The weights sum to 1."""
+    return _unit_weights(rows, lambda row: row.turn_ids, lambda row, turn_id: (row.origin, turn_id))
 
 
 def trajectory(rows: Sequence[Row]) -> list[F32]:
-    """Weight every trajectory with a trained token equally, divided among its tokens in however many rows.
+    """Weight every trajectory with a trained token equally, divided among its trained tokens across all its rows.
 
     This is GRPO's mean over each response (arXiv 2402.03300). The weights sum to 1.
     """
-    return _shares(rows, lambda row: np.zeros(len(row.token_ids), dtype=np.int64), lambda row, _: row.origin)
+    return _unit_weights(rows, lambda row: np.zeros(len(row.token_ids), dtype=np.int64), lambda row, _: row.origin)
 
 
 def constant(rows: Sequence[Row], *, divisor: float) -> list[F32]:
-    """Weight every trained token 1 / divisor, whatever the step holds.
+    """Weight every trained token by 1 / divisor, whatever else is in the step.
 
-    Dr. GRPO (arXiv 2503.20783) divides by the number of attempts times the token budget of one. The weights sum to N /
-    divisor. Raises ConfigError for a divisor that is not above 0.
+    Dr. GRPO (arXiv 2503.20783) divides by the number of attempts times the token budget of one attempt. The weights sum
+    to N / divisor. Raises ConfigError if the divisor is not positive.
     """
     if not divisor > 0:
         raise ConfigError(f"weights 'constant': divisor must be above 0, got {divisor}")
     return [np.where(row.loss_mask, np.float32(1.0 / divisor), np.float32(0.0)).astype(np.float32) for row in rows]
 
 
-def _shares(
+def _unit_weights(
     rows: Sequence[Row], labels_of: Callable[[Row], NDArray[Any]], unit_of: Callable[[Row, int], Hashable]
 ) -> list[F32]:
-    """Return 1 / (number of units * trained tokens of the token's unit) for each trained token.
+    """Return 1 / (number of units * trained tokens in the token's unit) for each trained token, 0 for all others.
 
-    `labels_of` gives int[L] of a row, which `unit_of` turns into the unit's name.
+    `labels_of` returns the labels int[L] of a row's tokens; `unit_of` maps a row and a label to the unit that they
+    denote.
     """
     sizes: Counter[Hashable] = Counter()
     for row in rows:

@@ -1,4 +1,4 @@
-"""Protocols of engines: token ids in, sampled token ids and their log-probabilities out."""
+"""Protocols of engines, which take token ids and return sampled token ids with their log-probabilities."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from turnstile.types import F32, I32, Completion, Sampling
 class Engine(Protocol):
     """Protocol of engines, which sample completions for many sessions at once.
 
-    A session is the conversation of one episode. The sessions of one `share` name (the attempts of a group) may share
-    computed prefixes. An engine may keep what it computed between `open` and `close`, but correctness never depends on
-    that: `prompt_ids` is always the whole prompt. Methods raise EngineError when the engine cannot sample.
+    A session is the conversation of one episode. Sessions opened with the same `share` name (the attempts of a group)
+    may share computed prefixes. An engine may keep what it computed between `open` and `close`, but correctness never
+    depends on that, since `prompt_ids` is always the whole prompt. Methods raise EngineError when the engine cannot
+    sample.
     """
 
     def open(self, share: str) -> str:
@@ -42,17 +43,17 @@ class RemoteEngine(Protocol):
 class ScoringEngine(Protocol):
     """An engine that also returns the log-probabilities of given tokens.
 
-    Not every engine can: a server returns log-probabilities only of the tokens that it sampled.
+    Not every engine can do this, since servers return log-probabilities only of tokens that they sampled.
     """
 
     def window(self) -> int:
-        """Return the number of tokens that the model can hold."""
+        """Return the model's context length in tokens."""
         ...
 
     async def score(self, prompt_ids: I32, token_ids: I32, session: str) -> F32:
-        """Return the log-probability f32[n] of each of `token_ids` after the prompt and the tokens before it.
+        """Return the log-probabilities f32[n] of `token_ids`, each given the prompt and the tokens before it.
 
-        The distribution is the model's own: temperature 1, no truncation. Raises EngineError when the engine cannot
-        score.
+        The distribution is the model's own, at temperature 1 and without truncation. Raises EngineError when the engine
+        cannot score.
         """
         ...

@@ -1,4 +1,4 @@
-"""Public checker of the `Engine` protocol. Authors of engines run it in a test and expect an empty list."""
+"""Check that an engine follows the `Engine` protocol. Authors of engines run this in a test and expect []."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ async def check_engine(
 ) -> list[str]:
     """Sample from `prompts` in several ways and return the problems found, one line each.
 
-    Checks that arrays have equal lengths and log-probabilities are finite and at most 0; that the token limit holds and
-    is reported; that the same prompt and seed give the same tokens and log-probabilities (to `atol`) one by one, all at
-    once, and as the second turn of a session; that a distribution cut to one token has log-probability 0; that stop
-    strings end a turn, if `decode` (ids -> text) is given; that a `ScoringEngine` scores its own samples as it reported
-    them; and that a session that is not open raises EngineError. If an engine is bitwise reproducible only in some
-    mode, check it in that mode.
+    Checks that completions are not empty, their log-probabilities are finite and at most 0, their entropies are not
+    negative and their versions do not decrease; that the token limit holds and is reported; that the same prompt and
+    seed give the same tokens and log-probabilities (to `atol`) one by one, all at once, and as a later turn of a
+    session; that a distribution cut to one token has log-probability 0; that stop strings end a turn, if `decode` (ids
+    -> text) is given; that a `ScoringEngine` scores its own samples as it reported them; and that a session that is not
+    open raises EngineError. If an engine is bitwise reproducible only in some mode, check it in that mode.
     """
     sampling = Sampling(max_tokens=max_tokens, seed=1)
     problems: list[str] = []
     baseline: list[Completion] = []
     for index, prompt in enumerate(prompts):
-        completion = await _once(engine, prompt, replace(sampling, seed=index))
+        completion = await _sample_once(engine, prompt, replace(sampling, seed=index))
         baseline.append(completion)
         problems += _shape_problems(completion, max_tokens)
     problems += await _repeat_problems(engine, prompts, sampling, baseline, atol)
     problems += await _session_problems(engine, prompts[0], sampling, atol)
-    greedy = await _once(engine, prompts[0], replace(sampling, top_k=1))
+    greedy = await _sample_once(engine, prompts[0], replace(sampling, top_k=1))
     if np.any(np.abs(greedy.logprobs) > atol):
         problems.append("with top_k = 1 the log-probabilities are not 0: return those of the truncated distribution")
-    short = await _once(engine, prompts[0], replace(sampling, max_tokens=1))
+    short = await _sample_once(engine, prompts[0], replace(sampling, max_tokens=1))
     if len(short.token_ids) != 1:
         problems.append(f"with max_tokens = 1 there are {len(short.token_ids)} tokens")
     if decode is not None:
@@ -54,7 +54,7 @@ async def check_engine(
     return list(dict.fromkeys(problems))
 
 
-async def _once(engine: Engine, prompt: I32, sampling: Sampling, share: str = "check") -> Completion:
+async def _sample_once(engine: Engine, prompt: I32, sampling: Sampling, share: str = "check") -> Completion:
     session = engine.open(share)
     try:
         return await engine.generate(prompt, sampling, session)
@@ -80,21 +80,21 @@ def _shape_problems(completion: Completion, max_tokens: int) -> Iterator[str]:
 async def _repeat_problems(
     engine: Engine, prompts: Sequence[I32], sampling: Sampling, baseline: Sequence[Completion], atol: float
 ) -> list[str]:
-    """Sample the same requests again, one by one, then all at once in one share."""
+    """Return the problems found by sampling the same requests again, one by one, then all at once in one share."""
     seeded = [replace(sampling, seed=index) for index in range(len(prompts))]
-    repeated = [await _once(engine, prompt, each) for prompt, each in zip(prompts, seeded, strict=True)]
-    requests = [_once(engine, prompt, each) for prompt, each in zip(prompts, seeded, strict=True)]
+    repeated = [await _sample_once(engine, prompt, each) for prompt, each in zip(prompts, seeded, strict=True)]
+    requests = [_sample_once(engine, prompt, each) for prompt, each in zip(prompts, seeded, strict=True)]
     concurrent = await asyncio.gather(*requests)
     problems = []
-    if not all(_same(left, right, atol) for left, right in zip(baseline, repeated, strict=True)):
+    if not all(_same_completion(left, right, atol) for left, right in zip(baseline, repeated, strict=True)):
         problems.append("the same prompt and seed gave another completion; draw token i by (seed, i) alone")
-    elif not all(_same(left, right, atol) for left, right in zip(baseline, concurrent, strict=True)):
+    elif not all(_same_completion(left, right, atol) for left, right in zip(baseline, concurrent, strict=True)):
         problems.append("requests made at the same time change each other's completions")
     return problems
 
 
 async def _session_problems(engine: Engine, prompt: I32, sampling: Sampling, atol: float) -> list[str]:
-    """Compare a session's second turn with a new session, then go back to the first prompt."""
+    """Return the problems found in a session's second turn and in its return to the first prompt."""
     session = engine.open("check")
     try:
         first = await engine.generate(prompt, sampling, session)
@@ -104,9 +104,9 @@ async def _session_problems(engine: Engine, prompt: I32, sampling: Sampling, ato
     finally:
         engine.close(session)
     problems = []
-    if not _same(second, await _once(engine, longer, sampling, "other"), atol):
+    if not _same_completion(second, await _sample_once(engine, longer, sampling, "other"), atol):
         problems.append("a session's second turn differs from the same prompt in a new session")
-    if not _same(first_again, first, atol):
+    if not _same_completion(first_again, first, atol):
         problems.append("a session whose context was rewritten still answers to the old one")
     return problems
 
@@ -114,11 +114,11 @@ async def _session_problems(engine: Engine, prompt: I32, sampling: Sampling, ato
 async def _stop_problems(
     engine: Engine, prompt: I32, sampling: Sampling, unstopped: Completion, decode: Callable[[I32], str]
 ) -> list[str]:
-    """Use each character of an unstopped completion as the stop string, which must end the turn."""
+    """Return the problems found by using each character of an unstopped completion as the stop string."""
     ids, problems = unstopped.token_ids, []
     for stop in dict.fromkeys(decode(ids)):
         length = next(n for n in range(1, len(ids) + 1) if stop in decode(ids[:n]))
-        completion = await _once(engine, prompt, replace(sampling, stop=(stop,)))
+        completion = await _sample_once(engine, prompt, replace(sampling, stop=(stop,)))
         if not np.array_equal(completion.token_ids, ids[:length]) or completion.finish != "stop":
             problems.append(
                 f"stop string {stop!r} must end the turn behind the token that holds it ({length} tokens, 'stop'), "
@@ -130,7 +130,7 @@ async def _stop_problems(
 async def _score_problems(
     engine: ScoringEngine, prompts: Sequence[I32], baseline: Sequence[Completion], atol: float
 ) -> list[str]:
-    """Score the sampled tokens and compare with the log-probabilities that `generate` returned."""
+    """Return the problems found by comparing scores of sampled tokens with the log-probabilities from `generate`."""
     assert isinstance(engine, Engine)
     for prompt, completion in zip(prompts, baseline, strict=True):
         session = engine.open("check")
@@ -155,7 +155,7 @@ async def _closed_problems(engine: Engine, prompt: I32, sampling: Sampling) -> l
     return ["generate in a closed session must raise EngineError"]
 
 
-def _same(left: Completion, right: Completion, atol: float) -> bool:
+def _same_completion(left: Completion, right: Completion, atol: float) -> bool:
     return (
         np.array_equal(left.token_ids, right.token_ids)
         and left.finish == right.finish

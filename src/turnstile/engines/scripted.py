@@ -1,4 +1,4 @@
-"""An engine that returns the texts of a policy function: for demonstrations, baselines and tests."""
+"""An engine that returns the texts of a policy function, for demonstrations, baselines and tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Policy = Callable[[str, int, I32], str]
 
 
 class TurnEncoder(Protocol):
-    """The part of a renderer that turns a text into the ids of a finished turn."""
+    """The part of a renderer that encodes a text as a finished turn."""
 
     def completion(self, text: str) -> I32:
         """Return the ids i32[n] of a text as a finished turn."""
@@ -27,8 +27,8 @@ class TurnEncoder(Protocol):
 class ScriptedEngine:
     """An engine that returns the ids of `policy`'s texts with log-probability 0, cut at `Sampling.max_tokens`.
 
-    The turn number counts from 0 in each session, and starts over when the session's first prompt comes back (an
-    attempt that is played again). A session is named `SHARE#NUMBER`.
+    The turn number counts from 0 in each session, and starts over when the session's first prompt is sent again, as
+    when an attempt is replayed. Session ids are `SHARE#NUMBER`.
     """
 
     def __init__(self, writer: TurnEncoder, policy: Policy) -> None:
@@ -45,7 +45,7 @@ class ScriptedEngine:
         return session
 
     async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:
-        """Return the policy's text for this turn. Raises EngineError for a closed session and for an empty prompt."""
+        """Return the policy's text for this turn. Raises EngineError for a closed session or an empty prompt."""
         if session not in self._turns:
             raise EngineError(f"session {session!r} is not open")
         if len(prompt_ids) == 0:

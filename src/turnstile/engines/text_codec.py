@@ -1,4 +1,4 @@
-"""Conversations as ids without a tokenizer: code points, plus four marker ids for roles and the end of a message.
+"""Encode conversations as ids without a tokenizer, using code points and markers for roles and message ends.
 
 With this codec the episode loop, which only knows ids, can talk to a server that takes messages and returns text.
 Lengths are then in characters, and there are no log-probabilities, so such turns cannot be trained on.
@@ -25,21 +25,24 @@ def encode_text(text: str) -> I32:
 
 
 def encode_messages(messages: Iterable[tuple[str, str]], *, head: bool = False) -> I32:
-    """Encode (role, text) pairs as complete messages; with `head`, the assistant's role marker follows them."""
+    """Return the ids i32[n] of (role, text) pairs as complete messages.
+
+    With `head`, the assistant's role marker follows them.
+    """
     parts = [part for role, text in messages for part in ([ROLE_IDS[role]], encode_text(text), [END_ID])]
     tail = [[ROLE_IDS["assistant"]]] if head else []
     return np.concatenate([np.zeros(0, np.int32), *(np.asarray(part, np.int32) for part in (*parts, *tail))])
 
 
 def decode_text(ids: I32) -> str:
-    """Return the text before the first marker."""
+    """Return the text of the ids before the first marker."""
     markers = np.flatnonzero(ids >= FIRST_MARKER)
     plain = ids[: markers[0]] if len(markers) else ids
     return plain.astype("<i4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
 class TextTokenizer:
-    """Stands in for a tokenizer: reads such ids as characters, a role as a line of its own."""
+    """A stand-in for a tokenizer that decodes such ids as characters, and each role marker as a line of its own."""
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the code points of a text."""
@@ -52,7 +55,7 @@ class TextTokenizer:
 
 
 def is_text_prompt(ids: I32) -> bool:
-    """Return whether a prompt consists of encoded messages and not of a tokenizer's ids."""
+    """Return whether a prompt consists of encoded messages rather than of a tokenizer's ids."""
     return len(ids) > 0 and int(ids[0]) in ROLE_IDS.values()
 
 

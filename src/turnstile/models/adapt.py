@@ -1,4 +1,4 @@
-"""Choice of the trainable parameters: all, the last layers, or low-rank adapters."""
+"""Choose the trainable parameters: all, those of the last layers, or low-rank adapters."""
 
 from __future__ import annotations
 
@@ -27,28 +27,27 @@ def choose_trainable(
 
     `top` trains the last `top_layers` decoder layers and the final norm; embeddings and the layers below are frozen,
     and their backward pass is never run. `lora` adds adapters of rank `lora_rank`, in place, to every linear layer of
-    the decoder, or of its last `top_layers` if that is not 0 (Hu et al., arXiv 2106.09685). Adapters are kept in at
-    least float32, also on weights in lower precision, where an optimiser's steps would be lost. Raises ConfigError for
-    more layers than the model has, MissingExtraError without peft.
+    the decoder, or of its last `top_layers` if that is not 0 (Hu et al., arXiv 2106.09685). Adapters are in at least
+    float32 even if the weights are in lower precision, in which an optimiser's small steps would be lost. Raises
+    ConfigError if the model does not have `top_layers` layers, MissingExtraError without peft.
     """
     if train == "all":
         model.requires_grad_(True)
     elif train == "top":
         model.requires_grad_(False)
-        for layer in _last(model, top_layers, "take 1 to that"):
+        for layer in _last_layers(model, top_layers, "take 1 to that"):
             layer.requires_grad_(True)
         for child in model.get_decoder().children():
             if "norm" in type(child).__name__.lower():
                 child.requires_grad_(True)
     else:
-        _add_lora(
-            model, lora_rank, lora_alpha, _last(model, top_layers, "take 0 for all, or 1 to that") if top_layers else ()
-        )
+        layers = _last_layers(model, top_layers, "take 0 for all, or 1 to that") if top_layers else ()
+        _add_lora(model, lora_rank, lora_alpha, layers)
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def _last(model: PreTrainedModel, count: int, advice: str) -> Sequence[nn.Module]:
-    """Return the last `count` decoder layers; the error for a wrong count ends with `advice`."""
+def _last_layers(model: PreTrainedModel, count: int, advice: str) -> Sequence[nn.Module]:
+    """Return the last `count` decoder layers. Raises ConfigError, ending with `advice`, for a wrong count."""
     layers = decoder_layers(model)
     if not 0 < count <= len(layers):
         raise ConfigError(f"model.top_layers = {count}: this model has {len(layers)} layers; {advice}")
@@ -56,7 +55,7 @@ def _last(model: PreTrainedModel, count: int, advice: str) -> Sequence[nn.Module
 
 
 def _add_lora(model: PreTrainedModel, rank: int, alpha: int, layers: Sequence[nn.Module]) -> None:
-    """Add adapters to the linear layers of these decoder layers, or of all if there are none."""
+    """Add adapters to all linear layers in `layers`, or in the whole decoder if it is empty; freeze the rest."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ModuleNotFoundError:
@@ -84,7 +83,7 @@ def adapter_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def merged_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the weights by their plain names, with adapters merged into their layers."""
+    """Return the model's weights by their plain names, with adapters merged into their layers."""
     state = dict(model.state_dict())
     for prefix, module in model.named_modules():
         if _is_adapted(module):
@@ -98,12 +97,12 @@ def is_linear(layer: nn.Module) -> bool:
 
 
 def parameters_of(layer: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that decide what a linear layer computes, including its adapters'."""
+    """Return all parameters of a layer, including its adapters'."""
     return list(layer.parameters())
 
 
 def weight_of(layer: nn.Module) -> torch.Tensor:
-    """Return the matrix [out, in] of a linear layer, adapters added in their own, higher precision."""
+    """Return the weight [out, in] of a linear layer, with its adapter added in the adapter's higher precision."""
     if not _is_adapted(layer):
         return cast(torch.Tensor, layer.weight).detach()
     base: torch.Tensor = cast(Any, layer).base_layer.weight.detach()
@@ -112,7 +111,7 @@ def weight_of(layer: nn.Module) -> torch.Tensor:
 
 
 def bias_of(layer: nn.Module) -> torch.Tensor | None:
-    """Return the bias [out] of a linear layer, if it has one."""
+    """Return the bias [out] of a linear layer, or None if it has none."""
     bias: torch.Tensor | None = cast(Any, layer.base_layer if _is_adapted(layer) else layer).bias
     return None if bias is None else bias.detach()
 

@@ -35,10 +35,10 @@ NAME = "turnstile"
 
 
 class Layout(Protocol):
-    """Decides which tokens see which in one forward pass over T tokens."""
+    """Protocol of objects that decide which tokens see which in one forward pass over T tokens."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Return the output [1, Hq, T, D] of query [1, Hq, T, D], key and value [1, Hkv, T, D], already rotated."""
+        """Return the output [1, Hq, T, D] of query [1, Hq, T, D], key and value [1, Hkv, T, D], all already rotated."""
         ...
 
 
@@ -68,8 +68,8 @@ AttentionInterface.register(NAME, _attention)
 def use_layouts(model: PreTrainedModel) -> None:
     """Make `model` attend through layouts.
 
-    Raises ConfigError for families whose layers are not plain causal attention over positions, and for those that do
-    not use the attention interface of transformers.
+    Raises ConfigError if the model family's layers are not plain causal attention over positions, or do not use the
+    attention interface of transformers.
     """
     why = try_layouts(model)
     if why:
@@ -82,10 +82,7 @@ def uses_layouts(model: PreTrainedModel) -> bool:
 
 
 def try_layouts(model: PreTrainedModel) -> str:
-    """Make `model` attend through layouts if its family allows that; otherwise return why not.
-
-    A model that does not allow it stays as it was; the empty string stands for success.
-    """
+    """Make `model` attend through layouts and return "", or leave it unchanged and return why it cannot."""
     if uses_layouts(model):
         return ""
     config = model.config.get_text_config()
@@ -113,7 +110,7 @@ def try_layouts(model: PreTrainedModel) -> str:
 
 
 NON_PLAIN_SETTINGS = ("mamba_d_state", "alibi", "attn_logit_softcapping")
-"""Configuration entries that stand for something other than plain attention."""
+"""Configuration entries that indicate something other than plain attention."""
 
 NON_PLAIN_ARGUMENTS = ("sliding_window", "softcap", "s_aux", "sinks", "position_bias")
 """Arguments with which transformers requests something other than plain attention."""
@@ -124,7 +121,7 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 
 def _length_dependent_rope(config: Any) -> str:
-    """Return the length-dependent rotary type of a model, in all its layers or some of them, or an empty string."""
+    """Return the length-dependent rotary type that some or all layers of a model use; "" if none does."""
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [str(one.get("rope_type", "")) for one in (rope, *rope.values()) if isinstance(one, dict)]
     return next((kind for kind in kinds if any(name in kind for name in LENGTH_DEPENDENT_ROPE)), "")
@@ -138,7 +135,10 @@ ALTERNATIVES = "take one with full attention (Llama, SmolLM2, Qwen2.5, Qwen3, Mi
 
 
 def _layers_reached(model: PreTrainedModel) -> set[int]:
-    """Return the layers that call the layout: in a family that ignores it, every row would see every other."""
+    """Return the indices of the layers that attend through the layout.
+
+    In a family that ignores the layout, every row would see every other.
+    """
     reached: set[int] = set()
 
     class Probe:
@@ -153,7 +153,7 @@ def _layers_reached(model: PreTrainedModel) -> set[int]:
 
 
 def forward_hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-    """Return the last hidden states [T, H] of tokens i64[T] at positions i64[T]."""
+    """Return the last hidden states [T, H] of tokens i64[T] at positions i64[T], which attend through `layout`."""
     decoder = model.get_decoder()
     out = decoder(input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout)
     hidden: Tensor = out.last_hidden_state[0]
@@ -163,8 +163,8 @@ def forward_hidden(model: PreTrainedModel, tokens: Tensor, positions: Tensor, la
 def forward_forest(model: PreTrainedModel, batch: Batch) -> Tensor:
     """Return the last hidden states [T, H] of a forest.
 
-    A model that does not attend through layouts runs tree by tree, and trees must be single rows (`pack_prefix_trees`
-    with `share=False`); ValueError otherwise.
+    A model that does not attend through layouts runs tree by tree, so each tree must be a single row
+    (`pack_prefix_trees` with `share=False`). Raises ValueError otherwise.
     """
     if uses_layouts(model):
         return forward_hidden(model, batch.tokens, batch.positions, ForestLayout(batch))
@@ -180,28 +180,28 @@ def forward_forest(model: PreTrainedModel, batch: Batch) -> Tensor:
 
 
 class CausalLayout:
-    """One plain sequence: each token sees itself and the tokens before it."""
+    """Layout of one plain sequence, in which each token sees itself and the tokens before it."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Attend causally."""
+        """Return the output of causal attention."""
         return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
 
 
 class ForestLayout:
-    """Prefix trees: each token sees its ancestors in its own tree, k <= q < subtree_end[k]."""
+    """Layout of prefix trees, in which each token sees itself and its ancestors: k <= q < subtree_end[k]."""
 
     def __init__(self, batch: Batch) -> None:
         self._ends = batch.subtree_end
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Attend by the fastest way that supports these tensors."""
+        """Return the output, computed in the fastest way that supports these tensors."""
         if can_attend_by_nodes(query, value):
             return attend_by_nodes(query, key, value, self._nodes, scale)
         if can_attend_by_flex(query, value):
             return attend_by_flex(query, key, value, self._mask, scale)
         return attend_by_runs(query, key, value, self._runs, scale)
 
-    # made by the first layer, for all layers
+    # the first layer computes these for all layers
     @functools.cached_property
     def _nodes(self) -> list[Node]:
         return nodes_of(self._ends)

@@ -1,4 +1,4 @@
-"""Activation checkpointing: only the input of each decoder layer is kept for the backward pass."""
+"""Activation checkpointing, which keeps only the input of each decoder layer for the backward pass."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from transformers import PreTrainedModel
 
 @contextmanager
 def checkpoint_layers(model: PreTrainedModel, *, enabled: bool = True) -> Iterator[None]:
-    """Let layers that run inside recompute their activations in the backward pass, inside or later.
+    """Make decoder layers that run in this context recompute their activations in the backward pass.
 
-    The switch of transformers works in training mode only; models stay in evaluation mode here.
+    The backward pass itself may run inside or later. transformers' own switch works in training mode only, but models
+    stay in evaluation mode here.
     """
     layers = decoder_layers(model) if enabled else []
     try:
@@ -29,7 +30,7 @@ def checkpoint_layers(model: PreTrainedModel, *, enabled: bool = True) -> Iterat
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the decoder layers, whatever their name in the family."""
+    """Return the decoder layers, whatever the model family calls them; [] if they are not found."""
     count = model.config.get_text_config().num_hidden_layers
     stacks = [child for child in model.get_decoder().children() if isinstance(child, nn.ModuleList)]
     (layers,) = [stack for stack in stacks if len(stack) == count][:1] or [nn.ModuleList()]

@@ -1,10 +1,10 @@
-"""Three exact ways to compute the attention of a forest: token q sees token k iff `k <= q < subtree_end[k]`.
+"""Three exact ways to compute the attention of a forest, where token q sees token k iff `k <= q < subtree_end[k]`.
 
 `attend_by_nodes` is for CPUs. A *node* is a run of tokens without a branch. It sees itself causally, and every token of
-the subtree below sees all of it; both are plain attention over slices of the layout, without a mask. The outputs of a
-token over its own node and over each ancestor node are merged by their log-sum-exps. So exactly the pairs that see each
-other are computed, and a prompt's keys meet the queries of all its completions in one call. `attend_by_flex` is for
-CUDA: FlexAttention with a block mask. `attend_by_runs` needs only masks, and serves all other devices.
+the subtree below sees all of it; both are plain attention over slices of the layout, without a mask. A token's outputs
+over its own node and over each ancestor node are merged by their log-sum-exps. So only visible pairs are computed, and
+a prompt's keys meet the queries of all its completions in one call. `attend_by_flex` is for CUDA and uses FlexAttention
+with a block mask. `attend_by_runs` needs only masks, and serves all other devices.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Node(NamedTuple):
 
 
 def nodes_of(subtree_end: Tensor) -> list[Node]:
-    """Return the nodes of a layout i64[T], in its order.
+    """Return the nodes of a layout, in its order, from `subtree_end` i64[T].
 
-    A child without siblings ends where its parent's subtree does, so it belongs to its parent's node.
+    A token without siblings has the same subtree end as its parent, so it belongs to its parent's node.
     """
     ends = subtree_end.tolist()
     starts = [i for i in range(len(ends)) if i == 0 or ends[i] != ends[i - 1]]
@@ -43,12 +43,12 @@ def nodes_of(subtree_end: Tensor) -> list[Node]:
 
 
 def can_attend_by_nodes(query: Tensor, value: Tensor) -> bool:
-    """Return whether torch has a kernel for these tensors that also returns log-sum-exps."""
+    """Return whether torch has an attention kernel for these tensors that also returns log-sum-exps."""
     return query.device.type == "cpu" and query.shape[-1] == value.shape[-1] and hasattr(_ATEN, _FLASH)
 
 
 def attend_by_nodes(query: Tensor, key: Tensor, value: Tensor, nodes: Sequence[Node], scale: float | None) -> Tensor:
-    """Return the output [1, Hq, T, D] of query [1, Hq, T, D], key and value [1, Hkv, T, D]."""
+    """Return the attention output [1, Hq, T, D] of query [1, Hq, T, D], key and value [1, Hkv, T, D]."""
     out: Tensor = _ByNodes.apply(query, key, value, nodes, scale)  # type: ignore[no-untyped-call]
     return out
 
@@ -67,7 +67,7 @@ def _forward(
         return only
     _, heads, length, width = query.shape
     exact = torch.promote_types(query.dtype, torch.float32)
-    # The model continues with this memory layout.
+    # In memory this is [1, T, Hq, D], as the model reads it next.
     out = query.new_empty(1, length, heads, width, dtype=exact).transpose(1, 2)
     sums = query.new_empty(1, heads, length, dtype=exact)
     for begin, end, _ in nodes:
@@ -88,15 +88,15 @@ def _backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return the gradients of queries [1, Hq, m, D], keys and values [1, Hkv, n, D] from that of the output.
+    """Return the gradients of query [1, Hq, m, D], key and value [1, Hkv, n, D], given that of the output.
 
-    The kernel distributes whole key heads over the threads, and there may be fewer heads than threads: then the query
-    heads of one key head become a batch, each with its own view of the keys.
+    The kernel assigns whole key heads to threads, and there may be fewer key heads than threads. Where that takes
+    longer, the query heads of each key head become a batch, each with its own view of the keys.
     """
     flash_backward = getattr(_ATEN, f"{_FLASH}_backward")
     heads, kv_heads = query.shape[1], key.shape[1]
     group = heads // kv_heads
-    if group * _rounds(kv_heads) <= _rounds(heads):
+    if group * _num_rounds(kv_heads) <= _num_rounds(heads):
         grads: tuple[Tensor, ...] = flash_backward(grad, query, key, value, out, lse, 0.0, causal, scale=scale)
         return grads
     grad, query, out, lse = (x[0].unflatten(0, (-1, group)).transpose(0, 1) for x in (grad, query, out, lse))
@@ -105,16 +105,16 @@ def _backward(
     return query_grad.transpose(0, 1).flatten(0, 1)[None], *(x.sum(dim=0, keepdim=True) for x in other_grads)
 
 
-def _rounds(tasks: int) -> int:
-    """Return how many rounds the threads need for that many tasks."""
+def _num_rounds(tasks: int) -> int:
+    """Return how many rounds torch's threads need for this number of tasks."""
     return -(-tasks // torch.get_num_threads())
 
 
 class _ByNodes(torch.autograd.Function):
     """Attention by nodes, with its gradient.
 
-    The log-sum-exps over all pieces are known when the backward pass begins. So each piece's gradient is that of plain
-    attention with these sums, and the gradients of the pieces add up.
+    The log-sum-exps over all pieces are known when the backward pass begins. So the gradient of each piece is that of
+    plain attention with these log-sum-exps, and the gradients of all pieces add up.
     """
 
     @staticmethod
@@ -131,23 +131,23 @@ class _ByNodes(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, sums = ctx.saved_tensors
 
-        def piece(after: slice, own: slice, causal: bool) -> tuple[Tensor, ...]:
+        def piece_grads(after: slice, own: slice, causal: bool) -> tuple[Tensor, ...]:
             return _backward(
                 grad[:, :, after], query[:, :, after], key[:, :, own], value[:, :, own], out[:, :, after],
                 sums[:, :, after], causal, ctx.scale,
             )  # fmt: skip
 
         if len(ctx.nodes) == 1:
-            return *piece(slice(None), slice(None), True), None, None
+            return *piece_grads(slice(None), slice(None), True), None, None
         grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
         for begin, end, _ in ctx.nodes:
             own = slice(begin, end)
-            for whole, part in zip(grads, piece(own, own, True), strict=True):
+            for whole, part in zip(grads, piece_grads(own, own, True), strict=True):
                 whole[:, :, own] = part
         for begin, end, last in ctx.nodes:
             if last > end:
                 own, after = slice(begin, end), slice(end, last)
-                for whole, part, span in zip(grads, piece(after, own, False), (after, own, own), strict=True):
+                for whole, part, span in zip(grads, piece_grads(after, own, False), (after, own, own), strict=True):
                     whole[:, :, span] += part
         return *grads, None, None
 
@@ -155,7 +155,7 @@ class _ByNodes(torch.autograd.Function):
 def attend_with_sums(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the output [B, H, m, D] and the log-sum-exps [B, H, m], in at least float32, of unmasked attention.
+    """Return the output [B, H, m, D] of non-causal attention, and the log-sum-exps [B, H, m] in at least float32.
 
     query is [B, H, m, D], key and value [B, H, n, D], and bias [B, 1, m, n] is added to the scores. With the
     log-sum-exps, parts that were attended to separately can be merged.
@@ -171,9 +171,10 @@ def attend_with_sums(
 def _attend_by_matmul(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Attend as `attend_with_sums` with matrix products, which copy keys in half precision to float32."""
+    """Compute `attend_with_sums` by matrix products, which copy keys in half precision to float32."""
     exact = torch.promote_types(query.dtype, torch.float32)
-    scores = (query.to(exact) @ key.to(exact).transpose(-1, -2)).mul_(scale)  # large scores are not rounded first
+    # In float32, since large scores would be rounded.
+    scores = (query.to(exact) @ key.to(exact).transpose(-1, -2)).mul_(scale)
     if bias is not None:
         scores += bias
     sums = scores.logsumexp(dim=-1)
@@ -183,8 +184,8 @@ def _attend_by_matmul(
 def _attend_efficiently(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Attend as `attend_with_sums` with torch's memory-efficient kernel, which reads half-precision keys in place."""
-    if bias is not None:  # the kernel needs rows aligned to sixteen numbers
+    """Compute `attend_with_sums` by torch's memory-efficient kernel, which reads half-precision keys in place."""
+    if bias is not None:  # the kernel needs rows aligned to 16 elements
         columns = bias.shape[-1]
         bias = pad(bias, (0, -columns % 16))[..., :columns].expand(*query.shape[:-1], -1)
     output, sums, *_ = _ATEN._scaled_dot_product_efficient_attention(query, key, value, bias, True, scale=scale)
@@ -193,7 +194,10 @@ def _attend_efficiently(
 
 @functools.cache
 def has_efficient_kernel(device: str, dtype: torch.dtype, width: int) -> bool:
-    """Return whether the memory-efficient kernel exists for such heads and agrees with matrix products, by trying."""
+    """Return whether the memory-efficient kernel runs on heads of this width and agrees with matrix products.
+
+    This is found out by trying. It is used only on CUDA and in half precision.
+    """
     if device != "cuda" or dtype.itemsize >= torch.float32.itemsize:
         return False
     numbers = torch.Generator(device).manual_seed(0)
@@ -205,7 +209,7 @@ def has_efficient_kernel(device: str, dtype: torch.dtype, width: int) -> bool:
     try:
         arguments = (query, key, value, bias, 0.1)
         pairs = zip(_attend_efficiently(*arguments), _attend_by_matmul(*arguments), strict=True)
-    except torch.OutOfMemoryError:  # tells nothing about the kernel
+    except torch.OutOfMemoryError:  # says nothing about the kernel
         raise
     except RuntimeError as error:  # no kernel for this device or width
         _log.warning("cached keys are copied to float32 in each layer: %s", str(error).splitlines()[0])
@@ -217,9 +221,10 @@ def has_efficient_kernel(device: str, dtype: torch.dtype, width: int) -> bool:
 
 
 class LeafRun(NamedTuple):
-    """Tokens [begin, end) and what they see: slots i64[m + n], with mask bool[n, m + n].
+    """A run of n tokens [begin, end), the `slots` i64[m + n] that they see, and a mask bool[n, m + n] of those.
 
-    Without slots and mask they see themselves, causally.
+    The slots are those of the m ancestors and of the run itself. Without slots and mask, the run sees only itself,
+    causally.
     """
 
     begin: int
@@ -229,17 +234,17 @@ class LeafRun(NamedTuple):
 
 
 def runs_of(subtree_end: Tensor) -> list[LeafRun]:
-    """Return the runs of a layout i64[T] from one leaf to the next.
+    """Split a layout with `subtree_end` i64[T] into runs that each end at a leaf.
 
     All tokens of a run have the same ancestors before the run.
     """
     ends, device = subtree_end.cpu(), subtree_end.device  # copied once: each access to a GPU tensor waits for the GPU
     length = len(ends)
     starts = [0, *(torch.nonzero(ends[:-1] == torch.arange(1, length))[:, 0] + 1).tolist()]
-    return [_run(ends, b, e, device) for b, e in itertools.pairwise([*starts, length])]
+    return [_leaf_run(ends, b, e, device) for b, e in itertools.pairwise([*starts, length])]
 
 
-def _run(ends: Tensor, begin: int, end: int, device: torch.device) -> LeafRun:
+def _leaf_run(ends: Tensor, begin: int, end: int, device: torch.device) -> LeafRun:
     ancestors = torch.nonzero(ends[:begin] > begin)[:, 0]
     if len(ancestors) == 0:
         return LeafRun(begin, end, None, None)
@@ -266,7 +271,7 @@ def attend_by_runs(query: Tensor, key: Tensor, value: Tensor, runs: Sequence[Lea
 def can_attend_by_flex(query: Tensor, value: Tensor) -> bool:
     """Return whether FlexAttention has a kernel for these tensors.
 
-    That is CUDA from Ampere on, with heads of at least 16 numbers and no double precision.
+    It needs an NVIDIA GPU from Ampere on, queries and values of the same width of at least 16, and at most float32.
     """
     return (
         query.is_cuda
@@ -282,9 +287,10 @@ BLOCK = 128
 
 
 def block_mask(subtree_end: Tensor) -> BlockMask:
-    """Return FlexAttention's mask of a layout i64[T]: invisible blocks cost nothing, fully visible ones need no mask.
+    """Return FlexAttention's block mask of a layout with `subtree_end` i64[T].
 
-    It is made from blocks alone: a mask [T, T] would take gigabytes at the lengths that it is for.
+    Invisible blocks cost nothing, and fully visible ones need no mask. The block mask is built from blocks alone, since
+    a mask [T, T] would take gigabytes at the lengths that it is meant for.
     """
 
     def sees(_b: Tensor, _h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -305,18 +311,18 @@ def block_mask(subtree_end: Tensor) -> BlockMask:
 
 
 def _list_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of True entries of each row, i32[1, 1, n], and the columns, those first, i32[1, 1, n, n]."""
+    """Return each row's number of True entries, i32[1, 1, n], and its columns, True ones first, i32[1, 1, n, n]."""
     order = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     return blocks.sum(dim=1, dtype=torch.int32)[None, None], order.to(torch.int32)[None, None]
 
 
 @functools.cache
 def compiled_flex() -> Callable[..., Any]:
-    """Return FlexAttention compiled for any length, as forests differ in length."""
+    """Return FlexAttention compiled for dynamic shapes, since forests differ in length."""
     return torch.compile(flex_attention, dynamic=True)
 
 
 def attend_by_flex(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float | None) -> Tensor:
-    """Return the output [1, Hq, T, D] of query [1, Hq, T, D], key and value [1, Hkv, T, D]."""
+    """Return the attention output [1, Hq, T, D] of query [1, Hq, T, D], key and value [1, Hkv, T, D]."""
     out: Tensor = compiled_flex()(query, key, value, block_mask=mask, scale=scale, enable_gqa=True)
     return out

@@ -1,6 +1,6 @@
-"""Frozen layers below the trainable ones: their output is not computed again if it is known.
+"""Skip the frozen layers below the trainable ones if their output is already known.
 
-If only the top layers are trainable, or adapters on them, the input of the first trainable layer never changes for a
+If only the top layers or adapters on them are trainable, the input of the first trainable layer never changes for a
 given token path. The engine captures these activations while it samples, and the trainer's forward pass begins there.
 """
 
@@ -18,10 +18,10 @@ from turnstile.models.attention import CausalLayout, Layout, forward_hidden
 
 
 def count_frozen_layers(model: PreTrainedModel) -> int:
-    """Return how many of the first decoder layers can be skipped; 0 if all are trainable.
+    """Return how many leading decoder layers can be skipped; 0 if none can.
 
-    Nothing in or before them may be trainable, and the family must allow a forward pass that begins above them, which
-    is tested by running one.
+    Neither these layers nor the input embeddings may have trainable parameters, and a later layer must have some. The
+    model must also allow a forward pass that begins above them, which is tested by running one.
     """
     decoder: Any = model.get_decoder()
     layers = getattr(decoder, "layers", ())
@@ -32,12 +32,15 @@ def count_frozen_layers(model: PreTrainedModel) -> int:
         if any(p.requires_grad for p in layer.parameters()):
             break
         count += 1
-    return count if 0 < count < len(layers) and _begins_above(model, count) else 0
+    return count if 0 < count < len(layers) and _can_begin_above(model, count) else 0
 
 
 @contextmanager
 def capture_activations(model: PreTrainedModel, layers: int) -> Iterator[list[Tensor]]:
-    """Collect the input of layer `layers` [T, H] of the forward passes inside; nothing if `layers` is 0."""
+    """Yield a list that collects the input [T, H] of layer `layers` in each forward pass inside.
+
+    The list stays empty if `layers` is 0.
+    """
     inputs: list[Tensor] = []
     if layers == 0:
         yield inputs
@@ -58,8 +61,8 @@ def capture_activations(model: PreTrainedModel, layers: int) -> Iterator[list[Te
 def forward_above(
     model: PreTrainedModel, layers: int, activations: Tensor, positions: Tensor, layout: Layout
 ) -> Tensor:
-    """Return the last hidden states [T, H] from `activations` [T, H], the input of layer `layers`."""
-    with _only(model, slice(layers, None)) as decoder:
+    """Return the last hidden states [T, H], computed from `activations` [T, H], the input of layer `layers`."""
+    with _with_layers(model, slice(layers, None)) as decoder:
         out = decoder(inputs_embeds=activations[None], position_ids=positions[None], use_cache=False, layout=layout)
     hidden: Tensor = out.last_hidden_state[0]
     return hidden
@@ -67,8 +70,8 @@ def forward_above(
 
 @torch.no_grad()
 def forward_below(model: PreTrainedModel, layers: int, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-    """Return the activations [T, H] of tokens i64[T] at positions i64[T]: the input of layer `layers`."""
-    with _only(model, slice(layers)) as decoder:
+    """Return the input [T, H] of layer `layers` for tokens i64[T] at positions i64[T]."""
+    with _with_layers(model, slice(layers)) as decoder:
         inputs: list[Tensor] = []
         hook = decoder.layers[-1].register_forward_hook(lambda _, __, out: inputs.append(out))
         try:
@@ -81,8 +84,8 @@ def forward_below(model: PreTrainedModel, layers: int, tokens: Tensor, positions
 
 
 @contextmanager
-def _only(model: PreTrainedModel, layers: slice) -> Iterator[Any]:
-    """Yield the decoder reduced to these layers."""
+def _with_layers(model: PreTrainedModel, layers: slice) -> Iterator[Any]:
+    """Reduce the decoder to a slice of its layers inside the context, and yield it."""
     decoder: Any = model.get_decoder()
     whole = decoder.layers
     decoder.layers = nn.ModuleList(list(whole)[layers])
@@ -93,8 +96,11 @@ def _only(model: PreTrainedModel, layers: slice) -> Iterator[Any]:
 
 
 @torch.no_grad()
-def _begins_above(model: PreTrainedModel, layers: int) -> bool:
-    """Return whether both halves give what the whole pass gives: some families scale the embeddings."""
+def _can_begin_above(model: PreTrainedModel, layers: int) -> bool:
+    """Return whether running the layers in two parts gives what a full pass gives.
+
+    It does not in some families, which scale the embeddings.
+    """
     tokens = torch.arange(8, device=model.device)
     layout = CausalLayout()
     with capture_activations(model, layers) as inputs:

@@ -1,6 +1,6 @@
 """The vocabulary projection from last hidden states to logits, the same in the sampler and the trainer.
 
-The logits of a batch never exist all at once: they are made in chunks, and only where a token is needed.
+The logits of a batch never exist all at once: they are computed in chunks, and only for tokens that need them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from transformers import PreTrainedModel
 from turnstile.errors import ConfigError
 
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**26}
-"""Logits computed at once, in elements, by device type.
+"""Number of logits computed at once, by device type.
 
-64 MiB in float32 on a CPU and on other devices; 256 MiB on a GPU, which a hundred tokens do not keep busy.
+That is 64 MiB in float32 on a CPU and on other devices, and 256 MiB on a GPU, which a hundred tokens do not keep busy.
 """
 
 
 def logits_at_once(model: PreTrainedModel) -> int:
-    """Return for how many tokens logits are computed together."""
+    """Return the number of tokens whose logits are computed at once."""
     vocabulary = int(model.get_output_embeddings().weight.shape[0])
     return max(1, CHUNK_ELEMENTS.get(model.device.type, CHUNK_ELEMENTS["cpu"]) // vocabulary)
 
 
 def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """Return logits [N, V] of last hidden states [N, H], in at least float32, with the family's own scaling."""
+    """Return the logits [N, V] of last hidden states [N, H], in at least float32 and with the family's own scaling."""
     head = model.get_output_embeddings()
     if hidden.dtype.itemsize < torch.float32.itemsize and _is_linear(head):
         logits: Tensor = _LinearFloat32.apply(hidden, head.weight, head.bias)  # type: ignore[no-untyped-call]
@@ -40,7 +40,7 @@ def project(model: PreTrainedModel, hidden: Tensor) -> Tensor:
 
 
 def _scale_logits(model: PreTrainedModel, logits: Tensor) -> Tensor:
-    """Apply the family's scaling and capping to the output of its matrix."""
+    """Return logits in at least float32, with the model family's own scaling and capping applied."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     config = model.config.get_text_config()
     scale = getattr(config, "logit_scale", None)
@@ -56,14 +56,14 @@ def _scale_logits(model: PreTrainedModel, logits: Tensor) -> Tensor:
 
 
 ROWS_AT_ONCE = 4096
-"""Rows of a low-precision matrix that are converted to float32 at once, if no kernel accumulates in float32."""
+"""Rows of a low-precision matrix that are converted to float32 at once if torch cannot return float32 products."""
 
 
 def linear_float32(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return hidden [N, H] times weight [V, H], plus bias [V], as [N, V] in at least float32.
+    """Return hidden [N, H] times the transpose of weight [V, H], plus bias [V], as [N, V] in at least float32.
 
-    A bfloat16 product is off by up to 0.06 at a logit of 16, and log-probabilities with it, although it is summed in
-    float32; here the sum is not rounded.
+    A bfloat16 product is summed in float32 but then rounded, so logits of 16, and their log-probabilities, are off by
+    up to 0.06. Here the sum is not rounded.
     """
     if hidden.dtype.itemsize >= torch.float32.itemsize:
         return linear(hidden, weight, bias)
@@ -82,11 +82,11 @@ PROBE_TOKENS = 8
 """Number of tokens on which a projection is tested."""
 
 TOLERANCE = 0.05
-"""Largest relative deviation of projections from the model's logits; rounding in bfloat16 is well below."""
+"""Largest accepted relative deviation of projections from the model's logits; rounding in bfloat16 causes far less."""
 
 
 def probe_tokens(model: PreTrainedModel, count: int) -> Tensor:
-    """Return tokens i64[count] spread over the vocabulary, to test a model with."""
+    """Return tokens i64[count] spread over the vocabulary, for testing a model."""
     vocabulary = int(model.config.get_text_config().vocab_size)
     return torch.arange(count, device=model.device) * vocabulary // count
 
@@ -95,8 +95,8 @@ def probe_tokens(model: PreTrainedModel, count: int) -> Tensor:
 def check_projection(model: PreTrainedModel) -> None:
     """Raise ConfigError if `project` does not return the model's logits.
 
-    No interface describes what a family does to its logits, and with a missed scale another distribution would be
-    sampled and trained without any sign of it.
+    No interface describes what a model family does to its logits. If a scale were missed, the wrong distribution would
+    be sampled and trained without any error.
     """
     tokens = probe_tokens(model, PROBE_TOKENS)[None]
     hidden = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state[0]
@@ -108,11 +108,11 @@ def check_projection(model: PreTrainedModel) -> None:
 
 
 class ChunkedHead:
-    """The projection of one forward and backward pass, chunk by chunk.
+    """The vocabulary projection of one forward and backward pass, computed chunk by chunk.
 
-    All chunks add to one gradient of the matrix in place. Autograd alone makes a [V, H] tensor for each chunk before it
-    adds two of them: three times the largest matrix of the model at once. Heads that are more than a matrix are left to
-    autograd.
+    All chunks add to one gradient of the matrix in place. Autograd alone would make a [V, H] tensor for each chunk
+    before adding it to the sum, so that three tensors of the size of the model's largest matrix would exist at once.
+    Heads that are more than a matrix are left to autograd.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -124,15 +124,15 @@ class ChunkedHead:
             self._weight = _SharedGradient.apply(head.weight, self._weight_grad)  # type: ignore[no-untyped-call]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [n, V] of a chunk's hidden states [n, H], as `project`."""
+        """Return the logits [n, V] of a chunk's hidden states [n, H], as `project` does."""
         if self._weight is None:
             return project(self._model, hidden)
         return _scale_logits(self._model, _ChunkLogits.apply(hidden, self._weight, self._weight_grad))  # type: ignore[no-untyped-call]
 
     def join(self, values: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Concatenate two values [n] of each chunk to [N] and [N].
+        """Concatenate the two values [n] of each chunk into two tensors [N].
 
-        Everything computed from the logits must pass through here, since the backward pass begins here.
+        Everything computed from the logits must pass through here, since the head's backward pass begins here.
         """
         one, other = _JoinChunks.apply(self._weight_grad, *itertools.chain(*values))  # type: ignore[no-untyped-call]
         return one, other
@@ -145,14 +145,14 @@ def _is_linear(head: nn.Module) -> bool:
 
 
 def _is_a_matrix(head: nn.Module) -> bool:
-    """Return whether a head is a linear layer without a bias."""
+    """Return whether a head is linear as in `_is_linear` and has no bias."""
     return _is_linear(head) and head.bias is None
 
 
 class _LinearFloat32(torch.autograd.Function):
-    """(hidden [N, H], weight [V, H], bias [V] or None) -> logits [N, V], as `linear_float32`.
+    """`linear_float32` with a gradient, from hidden [N, H], weight [V, H] and bias [V] or None to logits [N, V].
 
-    The backward pass is in the dtype of the weight.
+    The backward pass is computed in the dtype of the weight.
     """
 
     @staticmethod
@@ -188,7 +188,10 @@ class _SharedGradient(torch.autograd.Function):
 
 
 class _ChunkLogits(torch.autograd.Function):
-    """(hidden [n, H], weight [V, H] of a `_SharedGradient`, its gradient) -> logits [n, V]."""
+    """Project a chunk's hidden states [n, H] with the weight [V, H] of a `_SharedGradient` to logits [n, V].
+
+    The backward pass adds the weight's gradient to `weight_grad`.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, weight_grad: list[Tensor]) -> Tensor:
@@ -209,17 +212,18 @@ class _ChunkLogits(torch.autograd.Function):
 
 
 class _JoinChunks(torch.autograd.Function):
-    """(gradient of a `_SharedGradient`, two values [n] of each chunk in turns) -> [N], [N].
+    """Concatenate the values [n] of all chunks, two from each in turn, into two tensors [N].
 
-    A backward pass begins here, so a sum that an earlier pass left behind, unneeded or failed, is dropped.
+    The backward pass begins here, so it first clears `weight_grad`, where an earlier pass that failed may have left a
+    sum.
     """
 
     @staticmethod
     def forward(ctx: Any, weight_grad: list[Tensor], *values: Tensor) -> tuple[Tensor, Tensor]:
         ctx.weight_grad, ctx.sizes = weight_grad, [len(value) for value in values[::2]]
         one, other = torch.cat(values[::2]), torch.cat(values[1::2])
-        learns = [any(ctx.needs_input_grad[1 + i :: 2]) for i in range(2)]
-        ctx.mark_non_differentiable(*(out for out, own in zip((one, other), learns, strict=True) if not own))
+        has_gradient = [any(ctx.needs_input_grad[1 + i :: 2]) for i in range(2)]
+        ctx.mark_non_differentiable(*(out for out, own in zip((one, other), has_gradient, strict=True) if not own))
         return one, other
 
     @staticmethod

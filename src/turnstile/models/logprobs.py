@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens from hidden states, the same in the sampler and the trainer."""
+"""Log-probabilities of tokens from hidden states, under the distribution that the sampler draws from."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from turnstile.models.head import ChunkedHead, logits_at_once
 from turnstile.types import Sampling
 
 CHUNKS_KEPT = 4
-"""Chunks whose distributions are kept for the backward pass: 256 MiB on a CPU."""
+"""Number of chunks whose distributions are kept for the backward pass, 256 MiB on a CPU."""
 
 
 def truncate(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> Tensor:
-    """Return logits [N, V] with what top_k, top_p and min_p exclude set to -inf; `keep` i64[N] always stays.
+    """Return logits [N, V] in which the tokens that top_k, top_p and min_p exclude are -inf.
 
-    Applied after temperature, in this order, each to what the one before left.
+    The logits are already divided by the temperature. The filters apply in this order, each to what the previous one
+    left. Token `keep[i]` (i64[N]) of row i is never excluded.
     """
     if not (sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0):
         return logits
@@ -52,15 +53,15 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities [N] of `target` i64[N] after `hidden` [N, H], and the entropies [N] in nats.
 
-    `temperature` f32[N] is that of each token's sampling; the truncation of `sampling` is applied too. Entropies carry
-    a gradient only with `entropy_gradient`, which keeps [N, V] once more. The first `CHUNKS_KEPT` chunks are kept for
-    the backward pass, later ones are recomputed.
+    `temperature` f32[N] is the sampling temperature of each token, and `sampling` determines the truncation. Entropies
+    have a gradient only with `entropy_gradient`, which keeps another tensor of the logits' size. The first
+    `CHUNKS_KEPT` chunks are kept for the backward pass, and later ones are recomputed.
     """
     size, head = logits_at_once(model), ChunkedHead(model)
 
     def chunk(h: Tensor, y: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         if entropy_gradient:
-            return _picked_with_entropy(truncate(head.logits(h) / t[:, None], sampling, keep=y), y)
+            return _logprobs_and_entropies(truncate(head.logits(h) / t[:, None], sampling, keep=y), y)
         logprobs, entropy = _PickLogprobs.apply(head.logits(h), y, t, sampling)  # type: ignore[no-untyped-call]
         return logprobs, entropy
 
@@ -73,17 +74,17 @@ def token_logprobs(
     return head.join(parts)
 
 
-def _picked_with_entropy(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def _logprobs_and_entropies(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return log-probabilities [n] of target i64[n] and entropies [n] of logits [n, V], both with a gradient."""
     logp = logits.log_softmax(dim=-1)
     return logp.gather(1, target[:, None])[:, 0], -(logp.exp() * logp.clamp(min=-1e4)).sum(dim=-1)
 
 
 class _PickLogprobs(torch.autograd.Function):
-    """(logits [n, V], target i64[n], temperature f32[n], sampling) -> log-probabilities [n], entropies [n].
+    """Map logits [n, V], target i64[n] and temperature f32[n] to log-probabilities [n] and entropies [n].
 
-    Overwrites the logits, which nothing else uses; the distribution is kept in their place, and overwritten by the
-    backward pass in turn.
+    Overwrites the logits, which nothing else may use. The distribution is kept for the backward pass, which overwrites
+    it.
     """
 
     @staticmethod

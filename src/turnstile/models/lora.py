@@ -1,8 +1,8 @@
-"""A linear layer with a low-rank adapter (Hu et al., arXiv 2106.09685) in few passes over memory.
+"""Compute a linear layer with a low-rank adapter (Hu et al., arXiv 2106.09685) in few passes over memory.
 
-An adapter computes next to nothing, and still takes as long as its layer if every step of it (two products, a scaling,
-a sum, and what these keep for the backward pass) writes tensors of the layer's size. Here the adapter is added to the
-layer's output in place, in both passes, and only tensors of its rank are kept.
+An adapter needs little arithmetic, but takes as long as its layer if each of its steps (two products, a scaling, a sum,
+and what they keep for the backward pass) writes tensors of the layer's size. Here the adapter is added to the layer's
+output in place, in both passes, and the only tensors kept besides the input have the adapter's rank.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch.nn.functional import linear
 
 
 def compute_in_place(layer: nn.Module) -> None:
-    """Let a peft layer compute in place. It must have the adapter `default` only, on a plain linear layer."""
+    """Make a peft layer compute in place. Its only adapter must be `default`, on a plain linear layer."""
     layer.forward = MethodType(_forward, layer)
 
 
 def _forward(layer: Any, x: Tensor) -> Tensor:
-    # In lower precision the code below would round elsewhere than peft.
-    whole = x.dtype.itemsize >= torch.float32.itemsize
-    if whole and not torch.is_grad_enabled():
+    # In lower precision peft rounds differently, so sampling and training must both run the code below.
+    is_full_precision = x.dtype.itemsize >= torch.float32.itemsize
+    if is_full_precision and not torch.is_grad_enabled():
         own: Tensor = type(layer).forward(layer, x)  # sampling may have replaced parts of the layer
         return own
     base, down, up = layer.base_layer, layer.lora_A["default"].weight, layer.lora_B["default"].weight
@@ -33,9 +33,10 @@ def _forward(layer: Any, x: Tensor) -> Tensor:
 
 
 class _LinearWithAdapter(torch.autograd.Function):
-    """x [..., in], weight [out, in], bias [out] or None, down [r, in], up [out, r] -> [..., out].
+    """Map x [..., in], weight [out, in], bias [out] or None, down [r, in] and up [out, r] to outputs [..., out].
 
-    Only the adapter has gradients. It may be in higher precision than the layer, and is then computed in the layer's.
+    Only x, down and up get gradients. The adapter may be in higher precision than x, and is then computed in the
+    precision of x.
     """
 
     @staticmethod

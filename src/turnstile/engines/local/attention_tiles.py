@@ -41,11 +41,11 @@ class Tile:
 
     @property
     def padding(self) -> int:
-        """Number of (query, column) pairs that are computed for nothing."""
+        """Number of (query, column) pairs that are computed but not needed."""
         return len(self.slots) * self.queries * self.columns - self.pairs
 
     def merged(self, other: Tile) -> Tile:
-        """Return the tile of both tiles' slots; `other` comes after this one."""
+        """Return one tile that spans the slots of this tile and of `other`, which comes after it."""
         return Tile(
             self.begin,
             other.end,
@@ -57,9 +57,9 @@ class Tile:
 
 
 def attention_tiles(queries: Mapping[CacheRow, Sequence[Query]]) -> list[tuple[SizeClass, Tile, list[Sequence[Query]]]]:
-    """Return the tiles of a pass: (size class, tile, the queries of each of its slots).
+    """Return the tiles of a pass, each as (size class, tile, queries of each of its slots).
 
-    Rows with few queries get tiles of their own where that costs less than padding them to the others.
+    Rows with few queries get tiles of their own where that costs less than padding them to the other rows.
     """
     size_classes: dict[SizeClass, dict[int, Sequence[Query]]] = {}
     for row, row_queries in queries.items():
@@ -70,23 +70,23 @@ def attention_tiles(queries: Mapping[CacheRow, Sequence[Query]]) -> list[tuple[S
         short = {slot: row_queries for slot, row_queries in rows.items() if len(row_queries) <= DECODE_QUERIES}
         long = {slot: row_queries for slot, row_queries in rows.items() if len(row_queries) > DECODE_QUERIES}
         together, apart = [(rows, _merge_tiles(rows))], [(part, _merge_tiles(part)) for part in (short, long)]
-        for part, tiles in min(together, apart, key=_cost):
+        for part, tiles in min(together, apart, key=_tile_cost):
             chosen += [(size_class, one, [part.get(slot, ()) for slot in one.slots]) for one in tiles]
     return chosen
 
 
 def max_columns(queries: Sequence[Query]) -> int:
-    """Return the largest number of columns that a query sees."""
+    """Return the largest number of columns that any of the queries sees."""
     return max(seen for _, seen in queries)
 
 
-def _cost(parts: Sequence[tuple[object, Sequence[Tile]]]) -> int:
-    """Return the cost of some tiles, in padded pairs."""
+def _tile_cost(parts: Sequence[tuple[object, Sequence[Tile]]]) -> int:
+    """Return the cost of the tiles in padded pairs."""
     return sum(one.padding + MAX_PADDING for _, tiles in parts for one in tiles)
 
 
 def _merge_tiles(rows: Mapping[int, Sequence[Query]]) -> list[Tile]:
-    """Return the tiles of `rows`, merged with their neighbours where that pays."""
+    """Return tiles for the slots of `rows`, merged with their neighbours where that costs less."""
     merged: list[Tile] = []
     for slot in sorted(rows):
         seen = [columns for _, columns in rows[slot]]

@@ -1,4 +1,4 @@
-"""Constrained sampling: turns that match a regular expression or a grammar, with the library llguidance."""
+"""Constrain turns to match a regular expression or a grammar, with the library llguidance."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from turnstile.types import I32, Bool, Sampling
 
 
 class ConstraintFactory:
-    """Makes constraints for one tokenizer; `vocabulary` is the width of the logits, `stop_ids` may end a match."""
+    """Makes constraints for one tokenizer.
+
+    `vocabulary` is the width of the logits, and `stop_ids` are the tokens that may end a match.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, stop_ids: Collection[int]) -> None:
         self._tokenizer, self._vocabulary, self._stop_ids = tokenizer, vocabulary, stop_ids
         self._tokenizer_info: Any = None  # made at first use, which takes a second
 
     def scored_tokens(self, token_ids: I32) -> ScoredTokens:
-        """Return the constraint that allows these tokens only."""
+        """Return the constraint that allows only this sequence of tokens."""
         return ScoredTokens(token_ids.tolist(), self._vocabulary)
 
     def check(self, token_ids: I32) -> None:
-        """Raise ConfigError for a token that is not in the model's vocabulary."""
+        """Raise ConfigError if a token is not in the model's vocabulary."""
         unknown = token_ids[(token_ids < 0) | (token_ids >= self._vocabulary)]
         if len(unknown):
             raise ConfigError(f"token {unknown[0]} is not in the model's vocabulary of {self._vocabulary} tokens")
 
     def compile(self, sampling: Sampling) -> Constraint | None:
-        """Return the constraint of a turn with this sampling, or None if it has none.
+        """Return a new constraint for a turn with this sampling, or None if the sampling is not constrained.
 
-        Raises ConfigError for an expression that cannot be read, for regex and grammar together, and for a truncation
-        beside them, which could leave no token to draw.
+        Raises ConfigError for an expression that does not parse, for a regex together with a grammar, and for either
+        together with truncation, which could leave no token to draw. Raises MissingExtraError without llguidance.
         """
         if not (sampling.regex or sampling.grammar):
             return None
@@ -60,13 +63,13 @@ class ConstraintFactory:
 
 
 class Constraint:
-    """Tokens that one turn may still sample."""
+    """Tracks which tokens a turn may sample next."""
 
     def __init__(self, matcher: Any, vocabulary: int) -> None:
         self._matcher, self._vocabulary = matcher, vocabulary
 
     def allowed(self) -> Bool:
-        """Return which tokens may come next, bool[V]."""
+        """Return the mask bool[V] of the tokens that may come next."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         return np.unpackbits(bits, bitorder="little")[: self._vocabulary].astype(bool)
 
@@ -77,22 +80,22 @@ class Constraint:
 
 
 class ScoredTokens:
-    """A constraint that allows one given sequence of tokens: they are scored, not sampled."""
+    """A constraint that allows one given sequence of tokens, which are scored instead of sampled."""
 
     def __init__(self, token_ids: Sequence[int], vocabulary: int) -> None:
-        self._remaining, self._vocabulary = list(token_ids), vocabulary
+        self._remaining_ids, self._vocabulary = list(token_ids), vocabulary
 
     def next_tokens(self, count: int) -> list[int]:
-        """Return the next tokens, at most `count`."""
-        return self._remaining[:count]
+        """Return at most `count` of the next tokens."""
+        return self._remaining_ids[:count]
 
     def allowed(self, offset: int = 0) -> Bool:
-        """Return the mask bool[V] of the next token; with `offset`, of the token that many places later."""
+        """Return the mask bool[V] that allows only the token `offset` places after the next one."""
         mask = np.zeros(self._vocabulary, dtype=bool)
-        mask[self._remaining[offset]] = True
+        mask[self._remaining_ids[offset]] = True
         return mask
 
     def advance(self, token: int) -> bool:
         """Consume a token and return whether it was the last one."""
-        self._remaining.pop(0)
-        return not self._remaining
+        self._remaining_ids.pop(0)
+        return not self._remaining_ids

@@ -1,4 +1,4 @@
-"""Tell failures of the machine from bugs in the program."""
+"""Distinguish failures of the machine from bugs in the program."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ENGINE_ERRORS = (
     OSError,
 )
 DEVICE_MESSAGE = re.compile(r"\b(CUDA|cuDNN|HIP|MPS)\b.* (error|out of memory)\b|\bDefaultCPUAllocator\b")
-"""Messages of torch's plain RuntimeErrors that come from a device: its libraries, and the CPU's memory."""
+"""Matches messages of plain RuntimeErrors of torch that come from a device's libraries or the CPU's allocator."""
 
 
 def as_engine_error(error: Exception) -> Exception:
     """Return the error that waiting requests receive.
 
-    A failure of the device or of the numbers becomes an EngineError, so that the attempt is retried. Every other error,
-    such as a shape mismatch, is a bug and is returned as it is.
+    A failure of the device, of memory or of the numerics becomes an EngineError, so that the attempt is retried. Every
+    other error, such as a shape mismatch, is a bug and is returned as it is.
     """
     device = type(error) is RuntimeError and DEVICE_MESSAGE.search(str(error))
     if not device and not isinstance(error, ENGINE_ERRORS):

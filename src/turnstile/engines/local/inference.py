@@ -17,11 +17,11 @@ PROBE_TOKENS = 32
 
 
 class Inference:
-    """A model as it is used for sampling.
+    """Runs a model for sampling.
 
-    With `packed`, a CPU computes float32 on reordered copies of the weights, which take as much memory again, and
-    decoders built like Llama run with fewer, larger operations (`engines/local/cpu/decoder.py`). Everything else runs
-    the model itself.
+    With `packed`, a float32 model on a CPU runs on reordered copies of its weights, which take as much memory again,
+    and decoders built like Llama run with fewer, larger operations (`engines/local/cpu/decoder.py`). All other models
+    run as they are.
     """
 
     def __init__(self, model: PreTrainedModel, *, packed: bool = True) -> None:
@@ -32,14 +32,14 @@ class Inference:
         self._stale = True  # weights have changed, or layers were replaced
 
     def invalidate(self) -> None:
-        """Mark the copies of trainable weights as stale. The next pass renews them; a pass may be running now."""
+        """Mark the copies of trainable weights as stale. The next pass renews them; a pass may be running meanwhile."""
         self._stale = True
 
     @torch.no_grad()
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, keep: int = 0) -> list[Tensor]:
-        """Return the last hidden states [T, H] of tokens i64[T] at positions i64[T].
+        """Return a list of the last hidden states [T, H] of tokens i64[T] at positions i64[T].
 
-        With `keep`, also return the input [T, H] of layer `keep`.
+        With `keep`, the list also contains the input [T, H] of layer `keep`.
         """
         self._refresh()
         if self._decoder is not None:
@@ -55,7 +55,7 @@ class Inference:
             return project(self._model, hidden)
 
     def _refresh(self) -> None:
-        """Rebuild the decoder and the packed layers if weights have changed."""
+        """Renew the decoder and the packed layers if they are stale."""
         if not self._stale:
             return
         self._stale = False
@@ -73,8 +73,8 @@ class Inference:
 def _try_decoder(model: PreTrainedModel) -> CpuDecoder | None:
     """Return the fused decoder of a model if its outputs match the model's on probe tokens, else None.
 
-    Three quarters of the tokens must agree to rounding, and all of them roughly: embeddings that were hardly trained
-    amplify rounding errors far more than others, and one of them must not disqualify a correct decoder.
+    Three quarters of the tokens must agree up to rounding, and all of them roughly. Embeddings that were hardly trained
+    amplify rounding errors far more than others, and must not disqualify a correct decoder.
     """
     decoder = CpuDecoder.try_from(model)
     if decoder is None:

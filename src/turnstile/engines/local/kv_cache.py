@@ -1,10 +1,10 @@
-"""KV cache of the in-process engine: rows of tokens, grouped by capacity, within a memory limit.
+"""KV cache of the in-process engine, with rows of tokens grouped by capacity, within a memory limit.
 
 A row holds one run of tokens after one history. A row may refer to another row for a shared prefix: its history then
 begins with the first `begin` tokens of that row, which are stored once for all its dependents. A size class stores rows
 of one capacity side by side, so that one operation attends to many. A size class that grows or shrinks is copied, and
-old and new tensors both count against the limit while both exist; so a large part of all memory is split into several
-size classes, which leaves room for the copy.
+both the old and the new tensors count against the limit while both exist. Therefore no size class of several rows takes
+a large part of the memory, which leaves room for the copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from turnstile.models.allocator import zeros
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """Shape and dtype of one token's cached keys and values."""
+    """Shape, dtype and device of the keys, values and hidden states that are cached for a token."""
 
     layers: int
     kv_heads: int
@@ -36,7 +36,7 @@ class CacheShape:
 
     @property
     def states_per_token(self) -> int:
-        """Number of hidden states kept of each token: the last one, and the activations if they are kept."""
+        """Number of hidden states kept for each token: the last one, and the activation if it is kept."""
         return 1 + self.with_activations
 
     def empty(self) -> Tensor:
@@ -51,7 +51,7 @@ class CacheShape:
 
 
 def cache_shape_of(model: PreTrainedModel) -> CacheShape:
-    """Return the cache shape of a model. Raises ConfigError if values have another width than keys."""
+    """Return the cache shape of a model. Raises ConfigError if its values differ in width from its keys."""
     config: Any = model.config.get_text_config()
     heads = config.num_attention_heads
     width = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -79,7 +79,7 @@ class CacheRow:
         self.tokens = tokens  # the whole path
         self.base = base
         self.begin = len(tokens) if base else 0
-        self.computed = len(tokens)  # the others are in the pass that is being planned
+        self.computed = len(tokens)  # the rest are in the pass that is being planned
         self.dependents = 0  # rows that share a prefix of this one
         self.last_use = 0
         self.size_class: SizeClass | None = None  # None once the row is dropped
@@ -94,7 +94,7 @@ class CacheRow:
         return row.size_class, row.slot, position - row.begin
 
     def touch(self, clock: int) -> set[CacheRow]:
-        """Record the time of use; return the row together with the row that holds its shared prefix."""
+        """Record `clock` as the time of last use; return the row, and the row that holds its shared prefix if any."""
         used = {self} if self.base is None else {self, self.base}
         for row in used:
             row.last_use = clock
@@ -102,7 +102,7 @@ class CacheRow:
 
 
 class SizeClass:
-    """Cache rows of one capacity: keys and values [L, 2, R, Hkv, capacity, D], hidden states [S, R, capacity, H].
+    """R cache rows of one capacity: keys and values [L, 2, R, Hkv, capacity, D], S hidden states [S, R, capacity, H].
 
     Unwritten entries are zero, so that masked entries are finite.
     """
@@ -145,7 +145,7 @@ class SizeClass:
         self.rows = [*occupied_rows, *[None] * (count - len(occupied_rows))]
 
     def copy(self, slot: int, source: SizeClass, source_slot: int, columns: int) -> None:
-        """Copy the first columns of a row of another size class."""
+        """Copy the first `columns` columns of a row, usually of another size class, to `slot`."""
         self._copy_columns(slot, source.kv, source.hidden, source_slot, columns)
 
     def _copy_columns(self, slot: int, kv: Tensor, hidden: Tensor, source_slot: int, columns: int) -> None:
@@ -166,20 +166,20 @@ MIN_CAPACITY = 128
 
 
 AMPLE_SHARE = 0.25
-"""Share of the limit below which a growing row takes more capacity than it needs."""
+"""Share of the limit up to which memory is ample, so that growing rows take more capacity than they need."""
 
 
 MAX_CLASS_SHARE = 0.25
 """Largest share of the limit that one size class of several rows takes."""
 
 
-def _neighbours(row: CacheRow) -> int:
-    """Return the number of rows in the size class of a growing row, itself included: as a rule they grow alike."""
+def _rows_in_class(row: CacheRow) -> int:
+    """Return the number of rows in the row's size class, itself included; such rows usually grow alike."""
     return 0 if row.size_class is None else row.size_class.occupied
 
 
-def _capacity(tokens: int, factor: int) -> int:
-    """Return the smallest capacity for `tokens` that is MIN_CAPACITY times a power of `factor`."""
+def _round_up_capacity(tokens: int, factor: int) -> int:
+    """Return the smallest capacity for `tokens` tokens that is MIN_CAPACITY times a power of `factor`."""
     capacity = MIN_CAPACITY
     while capacity < tokens:
         capacity *= factor
@@ -187,9 +187,9 @@ def _capacity(tokens: int, factor: int) -> int:
 
 
 class KVCache:
-    """Key-value cache rows, grouped by size class.
+    """The cache rows of all groups, in their size classes.
 
-    Evicts least recently used rows to stay within `limit` bytes, unless forced.
+    Evicts the least recently used rows to stay within `limit` bytes, and exceeds the limit only if forced.
     """
 
     def __init__(self, shape: CacheShape, limit: int) -> None:
@@ -205,14 +205,14 @@ class KVCache:
         return sum(size_class.bytes for size_class in self._size_classes)
 
     def reserve(self, row: CacheRow, tokens: int, pinned: Collection[CacheRow], *, force: bool) -> bool:
-        """Reserve room for `tokens` tokens in `row`, evicting rows that are not `pinned` if necessary.
+        """Reserve room for `tokens` tokens of `row`, evicting rows that are not `pinned` if necessary.
 
-        Returns False if that does not free enough memory; with `force` the limit is exceeded instead.
+        Returns False if that does not free enough memory; with `force`, exceeds the limit instead.
         """
         if row.size_class is not None and row.size_class.capacity >= tokens:
             return True
         capacity = self._capacity_for(row, tokens)
-        while (size_class := self._find_vacant(capacity) or self._grow(capacity, _neighbours(row))) is None:
+        while (size_class := self._find_vacant(capacity) or self._grow(capacity, _rows_in_class(row))) is None:
             if self._compact() or self._evict_one({*pinned, row}):
                 continue
             if not force:
@@ -230,15 +230,15 @@ class KVCache:
     def _capacity_for(self, row: CacheRow, tokens: int) -> int:
         """Return the capacity for a row that needs room for `tokens` tokens.
 
-        That is the smallest one that fits; but while memory is ample, a growing row takes the next power of four times
+        That is the smallest one that fits. But while memory is ample, a growing row takes the next power of four times
         MIN_CAPACITY, so that it moves half as often.
         """
-        tight = _capacity(tokens, 2)
+        tight = _round_up_capacity(tokens, 2)
         if row.size_class is None:
             return tight
-        roomy = _capacity(tokens, 4)
+        roomy = _round_up_capacity(tokens, 4)
         taken = sum(size_class.occupied * size_class.row_bytes for size_class in self._size_classes)
-        ample = taken + _neighbours(row) * roomy * self.shape.bytes_per_token <= AMPLE_SHARE * self._limit
+        ample = taken + _rows_in_class(row) * roomy * self.shape.bytes_per_token <= AMPLE_SHARE * self._limit
         return roomy if ample and (self._find_vacant(roomy) or not self._find_vacant(tight)) else tight
 
     def _find_vacant(self, capacity: int) -> SizeClass | None:
@@ -246,7 +246,7 @@ class KVCache:
         return next((size_class for size_class in self._of_capacity(capacity) if size_class.vacant), None)
 
     def _grow(self, capacity: int, neighbours: int) -> SizeClass | None:
-        """Add slots of this capacity: enlarge the last size class of it, or add another one.
+        """Return a size class of this capacity with new slots: its last one, enlarged, or an additional one.
 
         Returns None if the limit leaves no room for one more slot and for the copy.
         """
@@ -265,7 +265,7 @@ class KVCache:
         return self._add_class(capacity, min(extra, longest, free))
 
     def _add_class(self, capacity: int, count: int) -> SizeClass:
-        """-"""
+        """Add a size class with `count` slots of this capacity, without regard to the limit."""
         size_class = SizeClass(self.shape, capacity, next(self._numbers))
         size_class.resize(count)
         self._size_classes.append(size_class)
@@ -285,7 +285,7 @@ class KVCache:
         return self.bytes < before
 
     def _merge(self) -> None:
-        """Empty a size class whose rows fit into vacant slots of others of its capacity."""
+        """Move all rows of one size class into vacant slots of others of its capacity, if they fit, and remove it."""
         for size_class in sorted(self._size_classes, key=lambda size_class: size_class.occupied):
             others = [one for one in self._of_capacity(size_class.capacity) if one is not size_class]
             if sum(other.vacant for other in others) < size_class.occupied:
@@ -300,7 +300,7 @@ class KVCache:
             return
 
     def _evict_one(self, pinned: Collection[CacheRow]) -> bool:
-        """Evict the least recently used row that is neither pinned nor has dependents; return whether there was one."""
+        """Evict the least recently used row that is not pinned and has no dependents; return whether there was one."""
         idle = [row for row in self._rows() if row not in pinned and not row.dependents]
         if not idle:
             return False
@@ -314,13 +314,13 @@ class KVCache:
         return evicted
 
     def with_shape(self, shape: CacheShape) -> KVCache:
-        """Return an empty cache with the same limit for another shape, or this one if the shape is equal."""
+        """Return an empty cache for this shape with the same limit, or the cache itself if it has this shape."""
         return self if shape == self.shape else KVCache(shape, self._limit)
 
     def hidden_states(self, row: CacheRow | None, length: int, which: int) -> Tensor:
-        """Return hidden states [n, H] of the first `length` tokens of a path.
+        """Return the hidden states [length, H] of the first `length` tokens of a row's path.
 
-        `which` is 0 for the last ones, 1 for the activations.
+        `which` is 0 for the last hidden states, 1 for the activations. Without a row, returns [0, H].
         """
         if row is None:
             return torch.empty(0, self.shape.hidden, dtype=self.shape.dtype, device=self.shape.device)
@@ -332,7 +332,7 @@ class KVCache:
         return torch.cat(parts)
 
     def drop(self, row: CacheRow) -> None:
-        """Drop a row."""
+        """Drop a row, which makes its slot vacant."""
         assert row.size_class is not None
         row.size_class.rows[row.slot] = None
         row.size_class = None
@@ -340,7 +340,7 @@ class KVCache:
             row.base.dependents -= 1
 
     def clear(self, *, keep: bool = True) -> None:
-        """Drop all rows; with `keep`, keep the size classes for later rows."""
+        """Drop all rows; with `keep`, the size classes stay for later rows."""
         for row in self._rows():
             row.size_class = None
         for size_class in self._size_classes:

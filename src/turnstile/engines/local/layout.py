@@ -2,8 +2,8 @@
 
 Most rows get one token per pass, or a few with drafts. A compiled kernel attends to those token by token
 (`engines/local/cpu/compiled.py`). Without a kernel they are attended to in tiles: rows that share a prefix see it in a
-single product, and the two parts (own tokens, shared prefix) are merged by the log-sum-exp of their scores. Longer runs
-of prompt and observation tokens are computed one by one.
+single product, and the two parts (own tokens, shared prefix) are merged by the log-sum-exps of their scores. Longer
+runs of prompt and observation tokens are attended to one run at a time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from turnstile.engines.local.kv_cache import CacheRow, SizeClass
 from turnstile.models.forest_attention import attend_with_sums
 
 SHORT_SPAN = 64
-"""Most tokens of one row that are attended to together with those of other rows."""
+"""Most tokens of a span that is attended to together with spans of other rows."""
 
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """New tokens of one row in one pass: positions begin..end-1 of its path, at `offset` in the flat run."""
+    """New tokens of one row in one pass: positions begin..end-1 of its path, at `offset` in the flat run of tokens."""
 
     row: CacheRow
     begin: int
@@ -40,7 +40,7 @@ class Span:
 
     @property
     def is_short(self) -> bool:
-        """Whether the span is attended to together with spans of other rows."""
+        """Whether the span is attended to together with the spans of other rows."""
         return self.size <= SHORT_SPAN
 
     @property
@@ -55,7 +55,7 @@ class Span:
 
 
 def lay_out(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans in the order of computation (short ones first, by size class) with their offsets set."""
+    """Return the spans in the order of computation, short ones first and by size class, with their offsets set."""
 
     def order(span: Span) -> tuple[bool, int, int, int]:
         assert span.row.size_class is not None
@@ -68,8 +68,8 @@ def lay_out(spans: Sequence[Span]) -> list[Span]:
     return ordered
 
 
-def _index_of(slots: Sequence[int], device: torch.device) -> slice | Tensor:
-    """Return an index of a tensor at `slots`: a slice, which copies nothing, if they are consecutive."""
+def _selector_of(slots: Sequence[int], device: torch.device) -> slice | Tensor:
+    """Return an index that selects `slots`: a slice, which copies nothing, if they are consecutive, else a tensor."""
     first = slots[0] if slots else 0
     if list(slots) == list(range(first, first + len(slots))):
         return slice(first, first + len(slots))
@@ -94,7 +94,7 @@ class _CacheWriter:
         self._size_class = size_class
         self._stored = size_class.kv.unbind()
         self._has_short = bool(short)
-        self._source = _index_of([span.offset + i for span, i in short], device)
+        self._source = _selector_of([span.offset + i for span, i in short], device)
         self._rows = torch.tensor([span.row.slot for span, _ in short], device=device)
         self._columns = torch.tensor([span.begin + i - span.row.begin for span, i in short], device=device)
         self._long = [
@@ -104,7 +104,7 @@ class _CacheWriter:
         ]
 
     def write(self, layer: int, new: Tensor) -> None:
-        """Write keys and values [T, 2, Hkv, D], from `_stack_kv`."""
+        """Write one layer's keys and values [T, 2, Hkv, D], stacked by `_stack_kv`."""
         stored = self._stored[layer]
         if self._has_short:
             stored[:, self._rows, :, self._columns] = new[self._source]
@@ -112,7 +112,7 @@ class _CacheWriter:
             stored[:, row, :, columns] = new[token_slice].permute(1, 2, 0, 3)
 
     def store_hidden(self, states: Sequence[Tensor]) -> None:
-        """Write the hidden states [T, H] of the new tokens: the last, then the activations if they are kept."""
+        """Write the hidden states [T, H] of the new tokens: the last ones, then the activations if they are kept."""
         for stored, state in zip(self._size_class.hidden, states, strict=True):
             if self._has_short:
                 stored[self._rows, self._columns] = state[self._source]
@@ -121,7 +121,7 @@ class _CacheWriter:
 
 
 class _TileAttention:
-    """Attention of one tile, with m queries for each row, some of which are padding."""
+    """Attention of one tile of R rows, with m queries for each row, some of which are padding."""
 
     def __init__(self, size_class: SizeClass, tile: Tile, queries: Sequence[Sequence[Query]]) -> None:
         padded = [[*row, *[(0, 0)] * (tile.queries - len(row))] for row in queries]
@@ -129,7 +129,7 @@ class _TileAttention:
         self.queries = [query for row in padded for query in row]
         stored = size_class.kv[:, :, tile.begin : tile.end, :, : tile.columns]
         self._keys, self._values = (part.unbind() for part in stored.unbind(1))  # [R, Hkv, columns, D] of each layer
-        self._bias: Tensor | None = None  # [R, 1, m, 1, columns]; none where all see all
+        self._bias: Tensor | None = None  # [R, 1, m, 1, columns]; None if every query sees all columns
         if any(seen < tile.columns for _, seen in self.queries):
             limits = torch.tensor([[max(seen, 1) for _, seen in row] for row in padded], device=self.device)
             hidden = (torch.arange(tile.columns, device=self.device) >= limits[..., None])[:, None, :, None]
@@ -138,7 +138,7 @@ class _TileAttention:
         self._head_bias: Tensor | None = None
 
     def attend(self, layer: int, query: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Return the outputs [R * m * G, Hkv, D] and the log-sum-exps [R * m * G, Hkv] of queries [Hkv, R * m * G, D].
+        """Return outputs [R * m * G, Hkv, D] and log-sum-exps [R * m * G, Hkv] for query [Hkv, R * m * G, D].
 
         The G query heads that share a key head count as further queries.
         """
@@ -152,12 +152,12 @@ class _TileAttention:
 
 
 class _ShortSpanAttention:
-    """Attention of short spans: each token sees its own row and that row's shared prefix."""
+    """Attention of short spans, in which each token sees its own row and that row's shared prefix."""
 
     def __init__(self, queries: Sequence[tuple[CacheRow, int, int]]) -> None:
         """Group the queries of all tokens into tiles.
 
-        Each query is (row, offset in the run, end of the visible path), in the order of the run.
+        Each query is (row, offset in the flat run, end of the visible path), in the order of the run.
         """
         own_queries: dict[CacheRow, list[Query]] = {}
         shared_queries: dict[CacheRow, list[Query]] = {}  # of the rows that hold a shared prefix
@@ -166,7 +166,7 @@ class _ShortSpanAttention:
             if row.base is not None:
                 shared_queries.setdefault(row.base, []).append((offset, row.begin))
         for row in own_queries.keys() & shared_queries.keys():
-            # A row that samples on behind its shared prefix joins the tile of its dependents while that is cheap.
+            # A row that keeps sampling after a shared prefix joins the tile of its dependents while that is cheap.
             further_columns = max_columns(own_queries[row]) - max_columns(shared_queries[row])
             if len(shared_queries[row]) * further_columns <= MAX_PADDING:
                 shared_queries[row] += own_queries.pop(row)
@@ -178,10 +178,10 @@ class _ShortSpanAttention:
             if seen:
                 parts.setdefault(offset, []).append(i)
         device = (*self.own_tiles, *self.shared_tiles)[0].device
-        self._query_index = _index_of([offset for offset, _ in flat], device)
-        self._first_part = _index_of([parts[offset][0] for _, offset, _ in queries], device)
+        self._query_index = _selector_of([offset for offset, _ in flat], device)
+        self._first_part = _selector_of([parts[offset][0] for _, offset, _ in queries], device)
         # A token that sees one part has the same first and last part.
-        self._last_part = _index_of([parts[offset][-1] for _, offset, _ in queries], device)
+        self._last_part = _selector_of([parts[offset][-1] for _, offset, _ in queries], device)
         self._needs_merge = any(len(part) > 1 for part in parts.values())
 
     def attend(self, layer: int, query: Tensor, kv_heads: int, scale: float) -> Tensor:
@@ -200,7 +200,7 @@ class _ShortSpanAttention:
 
 
 class _LongSpanAttention:
-    """Attention of many new tokens of one row: each sees the row's path and the new tokens before it."""
+    """Attention of one long span, in which each token sees its row's path up to and including itself."""
 
     def __init__(self, span: Span) -> None:
         row = span.row
@@ -225,7 +225,7 @@ class _LongSpanAttention:
 
 
 def _kernel_attention(spans: Sequence[Span]) -> KernelAttention | None:
-    """Return the compiled attention of spans that start the run, or None if the kernels do not support the dtype."""
+    """Return the compiled attention of spans that start the run, or None if there are none or no kernel fits."""
     if not spans or not can_compute(spans[0].row.locate(spans[0].begin)[0].kv):
         return None
     seen: list[list[CacheSegment]] = []
@@ -246,7 +246,7 @@ def _cache_writers(spans: Sequence[Span]) -> list[_CacheWriter]:
 
 
 class CacheLayout:
-    """Attention layout of one pass over `spans`, which are laid out."""
+    """Attention layout of one pass over `spans`, which `lay_out` returned."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         short, long = ([span for span in spans if span.is_short is is_short] for is_short in (True, False))
@@ -265,7 +265,7 @@ class CacheLayout:
             writer.store_hidden(states)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Write the new keys and values, then attend as of `models.attention.Layout`."""
+        """Write the new keys and values, then return the output as `models.attention.Layout` does."""
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         self._write(layer, key, value)  # before any attention: a row may share tokens that this very pass computes
         parts = [] if self.kernel is None else [self.kernel.attend(layer, query, scale)]
@@ -285,7 +285,7 @@ class CacheLayout:
 
 
 class DeterministicLayout:
-    """Layout of bitwise reproducible passes: every token attends alone, whatever else is in the pass.
+    """Layout of bitwise reproducible passes, in which every token attends alone, whatever else is in the pass.
 
     Rows must not share prefixes. Tokens after the last span are padding.
     """
@@ -305,7 +305,7 @@ class DeterministicLayout:
             writer.store_hidden(states)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Write the new keys and values, then attend token by token."""
+        """Write the new keys and values, then return the output, computed token by token and zero for padding."""
         out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
         if self.kernel is not None:
             self.kernel.write(layer, key, value)

@@ -1,4 +1,4 @@
-"""Planning of engine steps: the tokens that requests are missing, and drafts of the tokens that may come next."""
+"""Plan engine steps: the tokens that requests are missing, and drafts of the tokens that may come next."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from turnstile.engines.local.speculation import Speculator
 from turnstile.engines.local.step import EngineStep, ReadyRequest
 
 PREFILL_TOKENS = 512
-"""Prompt tokens computed in one step, so that a long prompt does not delay the requests that decode."""
+"""Most missing tokens computed in one step, so that a long prompt does not delay the requests that decode."""
 
 SCORED_TOKENS = SHORT_SPAN - 1
-"""Scored tokens computed together: they are treated as drafts that are always accepted."""
+"""Most scored tokens computed together; they are treated as drafts that are always accepted."""
 
 PLANNER_STATS = ("tokens_computed", "tokens_rebuilt", "tokens_speculated", "tokens_accepted", "evicted")
 """Counters of the planner.
 
-Tokens computed (without rejected drafts); those of them that had been computed before (evicted, or computed with older
-weights); draft tokens computed and accepted; rows evicted.
+In this order: tokens computed (without rejected drafts); those of them that had been computed before (and were evicted,
+or computed with older weights); draft tokens computed; draft tokens accepted; rows evicted.
 """
 
 
 class Planner:
     """Plans the passes over the prefix trees of all groups and the cache that holds them.
 
-    With a `width`, a pass takes at most that many tokens and speculates nothing. Otherwise at most `max_drafts` tokens
-    are speculated for each request by the `speculator`, and `max_logits` for all of them. Positions end at `window`.
+    With a `width`, a pass takes at most that many tokens and speculates nothing. Otherwise `speculator` speculates at
+    most `max_drafts` tokens for each request, and at most `max_logits` for all of them. Nothing is speculated at
+    positions from `window` on.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Planner:
     ) -> None:
         self.cache = cache
         self.activation_layer = 0
-        """The layer whose input is kept; 0 for none."""
+        """Layer whose input is kept; 0 for none."""
         self.stats: dict[str, float] = defaultdict(float)
         self._width, self._max_logits, self._window = width, max_logits, window
         self._max_drafts = 0 if width else max_drafts
@@ -57,12 +58,12 @@ class Planner:
             self._groups.pop(share).close()
 
     def clear(self, *, keep: bool = True) -> None:
-        """Drop all groups; with `keep`, the memory stays allocated for later rows."""
+        """Drop all groups; with `keep`, their memory stays allocated for later rows."""
         self._groups.clear()
         self.cache.clear(keep=keep)
 
     def keep_activations(self, layer: int) -> None:
-        """Keep the input of `layer` from now on (0: no longer), and drop all groups.
+        """Keep the input of `layer` from now on (0: of none), and drop all groups.
 
         A step under way finishes as it was planned.
         """
@@ -71,7 +72,10 @@ class Planner:
         self.cache = self.cache.with_shape(replace(self.cache.shape, with_activations=layer > 0))
 
     def hidden_states(self, share: str, path: list[int], which: int) -> Tensor:
-        """Return the hidden states [n, H] of the first n tokens of a path that a group has computed."""
+        """Return the hidden states [n, H] of the first n tokens of a path, as far as its group has computed it.
+
+        `which` is 0 for the last hidden states, 1 for the activations.
+        """
         position = PrefixPosition()
         if share in self._groups:
             self._groups[share].advance(position, path)
@@ -80,9 +84,10 @@ class Planner:
         return self.cache.hidden_states(position.row, position.length, which)
 
     def plan(self, batch: Sequence[Request]) -> EngineStep:
-        """Plan a step: allocate cache for each request's missing tokens, in order of arrival; cached tokens are free.
+        """Plan the next step for the requests of a batch.
 
-        The rest of the step's budget goes to drafts.
+        In order of arrival, each request gets cache and budget for its missing tokens; cached tokens are free. The rest
+        of the step's budget goes to drafts.
         """
         spans: dict[Request, Span] = {}
         complete: list[Request] = []
@@ -122,7 +127,7 @@ class Planner:
         return EngineStep(laid_out, ready, width=self._width, activation_layer=self.activation_layer)
 
     def finish(self, step: EngineStep, batch: Sequence[Request]) -> None:
-        """Update the speculator with the outcome of a step's drafts, and discard the rejected tokens."""
+        """Give the speculator the outcome of a step's drafts, and discard rejected tokens from the cache."""
         for ready in step.ready:
             request, position, path = ready.request, ready.request.prefix_position, ready.request.path
             if self._max_drafts and not isinstance(request.constraint, ScoredTokens):
@@ -134,7 +139,7 @@ class Planner:
                 continue
             accepted = 0
             if position.row is not None and request.session.share in self._groups:
-                accepted = min(self._discard_wrong(request, position.row, batch), ready.num_drafted)
+                accepted = min(self._discard_rejected(request, position.row, batch), ready.num_drafted)
                 self.stats["tokens_computed"] += accepted
                 # Other requests of the group may have sampled more of the path by now.
                 computed = common_prefix(position.row.tokens, path, position.length)
@@ -143,10 +148,10 @@ class Planner:
                 self.stats["tokens_speculated"] += ready.num_drafted
                 self.stats["tokens_accepted"] += accepted
 
-    def _discard_wrong(self, request: Request, row: CacheRow, batch: Sequence[Request]) -> int:
-        """Cut a row back to tokens that some request sampled; return how many follow the request's position."""
+    def _discard_rejected(self, request: Request, row: CacheRow, batch: Sequence[Request]) -> int:
+        """Cut a row back to tokens that some request sampled; return how many of them follow the request's position."""
         paths = [(other.prefix_position.length, other.path) for other in batch if other.prefix_position.row is row]
-        # Up to `same` all these paths are the row's; beyond it the longest path that agrees decides what stays.
+        # Up to `same` all these paths agree with the row; after it, the path that agrees longest decides what stays.
         same = min(length for length, _ in paths)
         kept = same + max(common_prefix(row.tokens[same:], path[same:]) for _, path in paths)
         self._group(request).truncate(row, kept)
@@ -159,16 +164,16 @@ class Planner:
         return self._groups[share]
 
     def _observe_prompt(self, request: Request, known: int) -> None:
-        """Let the speculator learn, once, the part of a prompt that is new to its session and its group."""
+        """Make the speculator observe, once, the part of a prompt that is new to its session and its group."""
         if not request.observed and self._max_drafts and not isinstance(request.constraint, ScoredTokens):
             begin = max(known, request.session.count_seen(request.path))
             self._speculator.observe(request.path, begin + 1)  # nothing follows the end of a turn
         request.observed = True
 
     def _speculate(self, request: Request, limit: int) -> ReadyRequest:
-        """Return the request with speculated tokens: known to the group already, or drafts that this step computes too.
+        """Return the request with its speculated tokens, which the group has cached or this step computes as drafts.
 
-        Drafts must fit into the row as it is.
+        Drafts must fit into the row's present capacity.
         """
         position, constraint = request.prefix_position, request.constraint
         row, max_drafts = position.row, min(limit, self._draft_limit(request))
@@ -189,7 +194,7 @@ class Planner:
     def _add_drafts(
         self, request: Request, tokens: Sequence[int], spans: dict[Request, Span], pinned: set[CacheRow]
     ) -> None:
-        """Add drafts to the span of a request."""
+        """Extend the span of a request by drafts, or create a span for them."""
         end = request.prefix_position.copy()
         has_room = self._group(request).extend(end, tokens, pinned, next(self._clock), force=False)
         assert has_room, "the row has room for them"

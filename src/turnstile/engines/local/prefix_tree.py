@@ -1,7 +1,7 @@
 """Prefix tree of the tokens that the sessions of one group have computed, stored as cache rows without duplicates.
 
 A `PrefixPosition` is a session's place in the tree. It moves freely along known tokens, whichever session computed
-them. If a session continues with other tokens, it gets a row of its own, which refers to the row that it leaves for the
+them. If a session continues with other tokens, it gets a row of its own, which refers to the previous row for the
 shared prefix.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from turnstile.engines.local.kv_cache import CacheRow, KVCache
 
 COPY_BELOW = 64
-"""A shorter history is copied into a new row: cheaper than attending to a shared prefix separately."""
+"""Shorter histories are copied into a new row, which is cheaper than attending to a shared prefix separately."""
 
 
 class PrefixPosition:
@@ -27,8 +27,8 @@ class PrefixPosition:
         """Return a copy that moves independently."""
         return PrefixPosition(self.row, self.length)
 
-    def leave_dropped(self) -> None:
-        """Go back to the root if the row was dropped."""
+    def reset_if_dropped(self) -> None:
+        """Return to the root if the row was dropped."""
         if self.row is not None and self.row.size_class is None:
             self.row, self.length = None, 0
 
@@ -36,7 +36,7 @@ class PrefixPosition:
 class PrefixTree:
     """The cache rows of one group of sessions.
 
-    Without `share_prefixes` every row holds its whole history, repeating the tokens that it has in common with others.
+    Without `share_prefixes`, every row holds its whole history, including tokens that other rows hold too.
     """
 
     def __init__(self, cache: KVCache, *, share_prefixes: bool = True) -> None:
@@ -47,11 +47,11 @@ class PrefixTree:
     def advance(self, position: PrefixPosition, path: Sequence[int], *, resumed: bool = False) -> None:
         """Move a position as far along `path` as the tree knows it.
 
-        `resumed` says that the position has followed this path before and the path has only grown since; the tokens
-        behind the position are then not compared again.
+        With `resumed`, the position has followed this path before and the path has only grown since, so the tokens
+        before the position are not compared again.
         """
         self._rows = [row for row in self._rows if row.size_class is not None]
-        position.leave_dropped()
+        position.reset_if_dropped()
         if position.row is not None:
             position.length = common_prefix(position.row.tokens, path, position.length if resumed else 0)
         for row in self._rows:
@@ -68,10 +68,10 @@ class PrefixTree:
     def extend(
         self, position: PrefixPosition, tokens: Sequence[int], pinned: set[CacheRow], clock: int, *, force: bool
     ) -> bool:
-        """Append `tokens` at a position, reserve cache for them, move the position there and pin the rows that it uses.
+        """Append `tokens` at a position, move the position to their end, and pin the rows that it uses.
 
-        Returns False if the request has to wait: for memory (unless `force`), or for the current pass, which computes
-        keys and values that would have to be copied.
+        Returns False if the request has to wait, either for memory (unless `force`) or for the current pass, because it
+        computes keys and values that would have to be copied.
         """
         row = position.row
         if row is None or position.length < len(row.tokens):
@@ -86,7 +86,7 @@ class PrefixTree:
         return True
 
     def truncate(self, row: CacheRow, length: int) -> None:
-        """Remove the tokens of a row after the first `length`, except those that dependents share."""
+        """Remove a row's tokens after the first `length`, except those that its dependents share."""
         length = max([length, *(other.begin for other in self._rows if other.base is row)])
         del row.tokens[length:]
         row.computed = min(row.computed, length)
@@ -101,8 +101,8 @@ class PrefixTree:
     def _branch(self, position: PrefixPosition, pinned: set[CacheRow], extra: int, *, force: bool) -> CacheRow | None:
         """Return a new row that continues at a position, with room for `extra` tokens; None if that has to wait.
 
-        A row shares a prefix of one row only, which has no base itself: a branch off a shared prefix refers to the same
-        base.
+        A row shares a prefix of only one row, which itself has no base, so a branch within a shared prefix refers to
+        that prefix's row.
         """
         old, length = position.row, position.length
         while old is not None and old.base is not None and length <= old.begin:

@@ -1,4 +1,4 @@
-"""Sessions of the engine, and their requests with the tokens sampled so far."""
+"""Sessions of the engine, and requests with the tokens sampled so far."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from turnstile.types import Bool, Completion, Finish, Sampling
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One conversation: its group, and where in the group's prefix tree its last turn ended."""
+    """One conversation, with its group and the position in the group's prefix tree where its last turn ended."""
 
     share: str
     prefix_position: PrefixPosition = field(default_factory=PrefixPosition)
     last_path: list[int] = field(default_factory=list)  # the last path that had tokens computed for this session
-    computed: int = 0  # how many tokens of it were computed
+    computed: int = 0  # how many leading tokens of that path were computed
 
     def record_computed(self, path: list[int], begin: int, end: int) -> int:
-        """Record that tokens begin..end-1 of `path` are computed; return how many of them were computed before.
+        """Record that tokens begin..end-1 of `path` are computed; return how many of them had been computed before.
 
-        `path` may only grow from then on.
+        The session refers to `path`, which may only grow from then on.
         """
         recomputed = max(0, min(end, self.count_computed(path)) - begin) if begin < self.computed else 0
         if end - begin > recomputed:
@@ -33,13 +33,13 @@ class Session:
         return recomputed
 
     def count_computed(self, path: list[int]) -> int:
-        """Return how many of the first tokens of a path were computed for this session."""
+        """Return how many leading tokens of a path were computed for this session."""
         return min(self.computed, self.count_seen(path))
 
     def count_seen(self, path: list[int]) -> int:
         """Return how many leading tokens a path shares with the session's last one.
 
-        Those may include the last sampled token, which was never computed.
+        They may include the last sampled token, which was never computed.
         """
         return common_prefix(self.last_path, path)
 
@@ -73,7 +73,7 @@ class Request:
         return self.sampling.max_tokens - self.sampled
 
     def allowed(self, ahead: int) -> Bool | None:
-        """Return the tokens bool[V] that are allowed after `ahead` speculated tokens; None for all."""
+        """Return the mask bool[V] of the tokens allowed after `ahead` speculated tokens, or None if all are."""
         if isinstance(self.constraint, ScoredTokens):
             return self.constraint.allowed(ahead)
         return None if self.constraint is None else self.constraint.allowed()
@@ -84,10 +84,11 @@ class Request:
         return self.last_sampled(self.sampled)
 
     def last_sampled(self, count: int) -> list[int]:
-        """Return the last sampled tokens, at most `count`."""
+        """Return the last `count` sampled tokens, or all of them if there are fewer."""
         return self.path[len(self.path) - min(count, self.sampled) :]
 
     def append(self, token: int, logprob: float, entropy: float, version: int, *, forced: bool = False) -> None:
+        """Append a sampled token and what is known about it."""
         self.path.append(token)
         self.logprobs.append(logprob)
         self.entropies.append(entropy)
@@ -95,7 +96,7 @@ class Request:
         self.forced.append(forced)
 
     def completion(self) -> Completion:
-        """Return the completion, and let the session's next turn continue at its end."""
+        """Return the completion, and move the session's position to its end, where the next turn continues."""
         self.session.prefix_position = self.prefix_position
         return Completion(
             token_ids=np.array(self.sampled_ids, np.int32),

@@ -1,4 +1,4 @@
-"""Sampling tokens from logits, with random numbers that depend only on the request's seed and the token's index."""
+"""Sample tokens from logits, with random numbers that depend only on the request's seed and the token's index."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from turnstile.models.logprobs import truncate
 from turnstile.types import Sampling
 
 SEGMENT = 256
-"""Tokens whose probabilities are summed first, to find the segment of the vocabulary in which a draw falls."""
+"""Tokens in a segment of the vocabulary. Segments are summed first, to find the one in which a draw falls."""
 
 
 def distribution_of(sampling: Sampling) -> Sampling:
-    """Return the settings that decide the distribution: requests that agree on them are drawn together."""
+    """Return only the settings that decide the distribution. Requests for which they are equal are drawn together."""
     return Sampling(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p)
 
 
@@ -30,10 +30,10 @@ def uniform(seed: int, index: int) -> float:
 def draw(
     logits: Tensor, rows: Tensor, sampling: Sampling, draws: Sequence[float], allowed: Tensor | None = None
 ) -> list[tuple[int, float, float]]:
-    """Return (token, log-probability, entropy) of each draw from row `rows[i]` of logits [R, V], by inversion.
+    """Draw a token from row `rows[i]` of logits [R, V] for each number `draws[i]` in [0, 1), by inversion.
 
-    With `allowed` bool[n, V] only those tokens are drawn; log-probabilities and entropies ignore it. Raises
-    FloatingPointError if logits are not finite.
+    Returns (token, log-probability, entropy in nats) of each. With `allowed` bool[n, V] only those tokens are drawn;
+    log-probabilities and entropies ignore it. Raises FloatingPointError if logits are not finite.
     """
     if sampling.temperature == 0:
         best = logits[rows] if allowed is None else logits[rows].masked_fill(~allowed, float("-inf"))
@@ -54,7 +54,7 @@ def draw(
     else:
         left = cut[rows].masked_fill(~allowed, float("-inf")).softmax(dim=-1)
         tokens = _invert(left, torch.arange(len(rows), device=rows.device), draws)
-    # Rounding may exceed 0 where only an unlikely token is allowed.
+    # Rounding can make these positive where only an unlikely token is allowed.
     logprobs = (cut[rows, tokens] - norm[rows]).clamp_(max=0)
     # One copy from a GPU, which waits for it, instead of three.
     drawn = torch.stack([tokens.double(), logprobs.double(), entropy[rows].double()]).tolist()
@@ -62,7 +62,7 @@ def draw(
 
 
 def _norm_and_entropy(p: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-sum-exps [R] and the entropies [R] in nats of softmaxes p [R, V] of logits.
+    """Return the log-sum-exps [R] of logits [R, V] and the entropies [R] in nats of their softmaxes p [R, V].
 
     Makes few passes over the vocabulary.
     """
@@ -75,10 +75,10 @@ def _norm_and_entropy(p: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _invert(p: Tensor, rows: Tensor, draws: Sequence[float]) -> Tensor:
-    """Return the tokens i64[n] at which the cumulative mass of p [R, V] in row `rows[i]` reaches `draws[i]`.
+    """Return the tokens i64[n] at which the cumulative mass of p [R, V] in row `rows[i]` exceeds `draws[i]`.
 
-    A draw is a fraction of the row's total. The mass is summed by segments first, then within the one that holds the
-    target.
+    A draw is a fraction of the row's total. The mass is first summed by segments, and then within the segment in which
+    the draw falls.
     """
     width = p.shape[1]
     padding = -width % SEGMENT
@@ -99,6 +99,6 @@ def _invert(p: Tensor, rows: Tensor, draws: Sequence[float]) -> Tensor:
 
 
 def _check_finite(values: Tensor) -> None:
-    """Raise FloatingPointError if a value, which all logits of a row contribute to, is not finite."""
+    """Raise FloatingPointError if any of `values`, to each of which all logits of a row contribute, is not finite."""
     if not bool(values.isfinite().all()):
         raise FloatingPointError("the model returned logits that are not finite")

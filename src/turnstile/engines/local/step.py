@@ -1,6 +1,6 @@
-"""One step of the engine: the tokens of one pass, and the requests that get tokens from it.
+"""One step of the engine, with the tokens of one pass and the requests that get tokens from it.
 
-A step holds all cache slots that it reads and writes, so sessions may close while it is computed.
+A step refers to all cache slots that it reads and writes, so sessions may close while it is computed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class ReadyRequest:
 
     request: Request
     speculated: Sequence[int] = field(default_factory=list)  # tokens cached after its path once the step is computed
-    num_drafted: int = 0  # how many of those this step computes
-    drafts: Sequence[Draft] = field(default_factory=list)  # what was proposed: those, and one more
-    sampled: int = 0  # tokens that the step gave it
+    num_drafted: int = 0  # how many of those this step itself computes
+    drafts: Sequence[Draft] = field(default_factory=list)  # all that were proposed, possibly one more than computed
+    sampled: int = 0  # number of tokens that the step has sampled for it
 
 
 class EngineStep:
-    """The laid-out `spans` to compute, and the `ready` requests that are sampled afterwards.
+    """The laid-out `spans` to compute, and the `ready` requests to sample from afterwards.
 
     With a `width`, every pass and every projection takes that many rows, padded if necessary. `activation_layer` is the
     layer whose input is kept (0: none).
@@ -48,23 +48,24 @@ class EngineStep:
         self._queries = [(one, i, _slot_of(one, i)) for one in ready for i in range(1 + len(one.speculated))]
 
     def tokens(self) -> Tensor:
-        """Return the new tokens, i64[T]."""
+        """Return the new tokens and any padding, i64[T]."""
         return torch.tensor(self._pad(self._tokens))
 
     def positions(self) -> Tensor:
-        """Return the positions of the new tokens, i64[T]."""
+        """Return the positions of the new tokens and any padding, i64[T]."""
         return torch.tensor(self._pad(self._positions))
 
     def store_hidden(self, states: Sequence[Tensor]) -> None:
-        """Store the hidden states [T, H] of the pass."""
+        """Store the hidden states [T, H] of the pass in the cache, and mark its tokens as computed."""
         self.layout.store_hidden(states)
         for span in self.spans:
             span.row.computed = max(span.row.computed, span.end)
 
     def hidden(self) -> tuple[Tensor, list[tuple[ReadyRequest, int, int]]]:
-        """Return the last hidden states [N, H] to sample from, and (request, offset, index into N) of each token.
+        """Return the last hidden states [N, H] to sample from, and (request, offset, index into N) of each new token.
 
-        The offset counts the tokens of this step before it. Tokens at the same cache slot share one hidden state.
+        The offset counts the tokens that this step samples for the request before that one. Tokens sampled from the
+        same cache slot share one hidden state.
         """
         state_index = {slot: i for i, slot in enumerate(dict.fromkeys(slot for _, _, slot in self._queries))}
         states = [size_class.hidden[0, slot, column] for size_class, slot, column in state_index]
@@ -76,7 +77,7 @@ class EngineStep:
 
 
 def _slot_of(ready: ReadyRequest, offset: int) -> CacheSlot:
-    """Return the slot of the hidden state that a token is sampled from, `offset` tokens of the step later."""
+    """Return the cache slot of the hidden state from which a request's token at `offset` in this step is sampled."""
     position = ready.request.prefix_position
     assert position.row is not None
     return position.row.locate(position.length - 1 + offset)

@@ -1,8 +1,8 @@
 """In-process sampling from a transformers model: many sessions, one running batch, every prefix computed once.
 
-Requests join the batch at every step and leave it when they are done. A session's keys and values stay cached between
-its turns, and the sessions of one group share theirs for as long as their tokens agree. The random numbers of a request
-depend only on its own seed and the token's index.
+Requests can join the batch at every step, and leave it when they are done. A session's keys and values stay cached
+between its turns, and the sessions of one group share theirs as long as their tokens agree. The random numbers of a
+request depend only on its own seed and the token's index.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ STATS = ("tokens_asked", "tokens_sampled", "seconds", *PLANNER_STATS)
 class TransformersEngine:
     """In-process engine; implements `engines.base.Engine` and `ScoringEngine`.
 
-    `max_batch` limits the requests decoded together, `memory_mb` the keys and values kept: the least recently used
-    sessions are evicted first and computed again when needed; requests that do not fit wait. With `deterministic` every
-    pass takes `max_batch` tokens, padded if necessary, and each attends alone; samples then do not depend, to the last
-    bit, on what else is computed. Otherwise up to `speculative_tokens` draft tokens are computed along with a request's
-    missing tokens, and kept as far as they are the ones drawn (`engines/local/speculation.py`). With `pack_weights` a
-    CPU samples from reordered copies of the weights, which take as much memory again. `stop_ids` end a turn, as do a
-    request's stop strings.
+    `max_batch` limits the requests decoded together, and `memory_mb` the keys and values kept: the least recently used
+    sessions are evicted first and computed again when needed, and requests that do not fit wait. With `deterministic`,
+    every pass takes `max_batch` tokens, padded if necessary, and each attends alone, so that samples do not depend, to
+    the last bit, on what else is computed. Otherwise up to `speculative_tokens` draft tokens are computed along with a
+    request's missing tokens, and kept up to the first that is not drawn (`engines/local/speculation.py`). With
+    `pack_weights`, a CPU samples from reordered copies of the weights, which take as much memory again. `stop_ids` end
+    a turn, as do a request's stop strings.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class TransformersEngine:
         self._pending_loads: list[tuple[Callable[[], int], asyncio.Future[int]]] = []
         # Always the same thread, since each has an OpenMP thread pool of its own.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._prepared = False  # whether the kernels are compiled, if there are any
+        self._prepared = False  # whether the kernels, if there are any, are compiled
         self._stats: dict[str, float] = defaultdict(float)
 
     def open(self, share: str) -> str:
@@ -99,10 +99,10 @@ class TransformersEngine:
         return name
 
     def close(self, session: str) -> None:
-        """Close a session; the last one of a share drops its cache, unless the trainer needs the activations."""
+        """Close a session. The last one of a share drops the share's cache, unless activations are kept."""
         share = self._sessions.pop(session).share
         last = all(other.share != share for other in self._sessions.values())
-        if last and not self._planner.activation_layer:  # activations stay for the trainer
+        if last and not self._planner.activation_layer:  # otherwise the trainer needs them
             self._planner.close(share)
 
     async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:
@@ -111,13 +111,14 @@ class TransformersEngine:
         return await self._submit(prompt_ids, sampling, session, self._constraints.compile(sampling))
 
     def window(self) -> int:
-        """Return the number of tokens that the model can hold."""
+        """Return the model's context length in tokens."""
         return self._window
 
     async def score(self, prompt_ids: I32, token_ids: I32, session: str) -> F32:
-        """Return the log-probability of each token, as of `engines.base.ScoringEngine`.
+        """Return the log-probabilities f32[n] of `token_ids`, as `engines.base.ScoringEngine` describes.
 
-        The tokens are fed like sampled ones, in the same batch; many in one pass, unless the engine is deterministic.
+        The tokens are fed like sampled ones, in the same batch, and many of them in one pass unless the engine is
+        deterministic. Raises ConfigError for a token that is not in the vocabulary.
         """
         if len(token_ids) == 0:
             return np.zeros(0, np.float32)
@@ -147,12 +148,12 @@ class TransformersEngine:
             self._remove(request)  # also if the caller was cancelled
 
     def keep_activations(self, layers: int) -> None:
-        """Keep the input of layer `layers`, also of finished groups, until weights are published (0: stop keeping)."""
+        """Keep the input of layer `layers` (0: of none), even of finished groups, until weights are published."""
         self._planner.keep_activations(layers)
 
     @contextmanager
     def without_activations(self) -> Iterator[None]:
-        """Keep no activations of tokens sampled inside, which are never trained on."""
+        """Keep no activations of tokens sampled inside, which are never trained on. Drops those kept so far."""
         layers = self._planner.activation_layer
         self.keep_activations(0)
         try:
@@ -161,11 +162,11 @@ class TransformersEngine:
             self.keep_activations(layers)
 
     def activations(self, share: str, token_ids: I32) -> Tensor:
-        """Return the kept activations [n, H] of the first n of `token_ids` that a group has computed."""
+        """Return the kept activations [n, H] of the first n of `token_ids`, as far as the group has computed them."""
         return self._planner.hidden_states(share, token_ids.tolist() if self._planner.activation_layer else [], 1)
 
     def publish(self, version: int) -> None:
-        """Announce that the weights have changed in place.
+        """Use weights that have changed in place, as version `version`.
 
         Cached values are dropped, and requests under way continue from the tokens that they have.
         """
@@ -174,14 +175,17 @@ class TransformersEngine:
         self._inference.invalidate()
 
     async def update(self, load: Callable[[], int]) -> int:
-        """Run `load`, which changes the weights in place, between two tokens; publish and return its version."""
+        """Run `load`, which changes the weights in place, between two steps; publish and return its version.
+
+        Raises the error of `load`, if any.
+        """
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._pending_loads.append((load, future))
         self._wake()
         return await future
 
     async def _load_pending(self) -> None:
-        """Run pending loads; an error is passed to the caller of `update`."""
+        """Run pending loads, and pass each result or error to its caller of `update`."""
         while self._pending_loads:
             load, future = self._pending_loads.pop(0)
             try:
@@ -195,7 +199,7 @@ class TransformersEngine:
                     future.set_result(version)
 
     def take_stats(self) -> dict[str, float]:
-        """Return tokens and seconds since the last call, by name."""
+        """Return the counters of `STATS` since the last call, by name."""
         taken = {**dict.fromkeys(STATS, 0.0), **self._stats, **self._planner.stats}
         self._stats.clear()
         self._planner.stats.clear()
@@ -206,10 +210,10 @@ class TransformersEngine:
             self._driver = asyncio.get_running_loop().create_task(self._drive())
 
     async def _drive(self) -> None:
-        """Run steps while there are requests, and pending loads between two steps.
+        """Run steps while there are requests, and pending loads between steps.
 
-        Only the computation runs in a thread. A step holds the slots that it uses, so sessions may close and weights be
-        published meanwhile; slots are reassigned only between steps.
+        Only the computation runs in a thread. A step refers to the slots that it uses, so sessions may close and
+        weights may be published meanwhile; slots are reassigned only between steps.
         """
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, int)  # wait for a step that an ended event loop left running
@@ -223,7 +227,10 @@ class TransformersEngine:
                 await loop.run_in_executor(self._thread, release_torch_threads)
 
     async def _run_step(self, batch: Sequence[Request]) -> None:
-        """Run one step for a batch and resolve the requests whose turn is over."""
+        """Run one step for a batch, and resolve the requests whose turn is over.
+
+        An error goes to every request of the batch.
+        """
         try:
             started, loop = time.monotonic(), asyncio.get_running_loop()
             if not self._prepared:  # compiled in the thread: planning would block the event loop
@@ -298,20 +305,20 @@ class TransformersEngine:
             self._append_drawn(one, each, version)
 
     def _append_drawn(self, ready: ReadyRequest, drawn: Sequence[tuple[int, float, float, bool]], version: int) -> None:
-        """Append drawn tokens to a request while its drafts are accepted and it is unfinished.
+        """Append drawn tokens to a request until one differs from its draft or the request is finished.
 
         Each is (token, log-probability, entropy, whether the constraint allowed no other).
         """
         request = ready.request
         for (token, logprob, entropy, forced), speculated_token in zip(drawn, [*ready.speculated, None], strict=True):
             request.append(token, logprob, entropy, version, forced=forced)
-            self._check_finished(request, token)
+            self._update_finish(request, token)
             self._stats["tokens_sampled"] += not isinstance(request.constraint, ScoredTokens)
             ready.sampled += 1
             if request.finish is not None or token != speculated_token:
                 break
 
-    def _check_finished(self, request: Request, token: int) -> None:
+    def _update_finish(self, request: Request, token: int) -> None:
         constraint_done = request.constraint is not None and request.constraint.advance(token)
         if isinstance(request.constraint, ScoredTokens):
             request.finish = "stop" if constraint_done else None  # scored tokens may contain stop tokens
@@ -321,10 +328,10 @@ class TransformersEngine:
             request.finish = "length"
 
     def _matches_stop(self, request: Request) -> bool:
-        """Return whether the text contains a stop string near its end."""
+        """Return whether the last sampled tokens contain a stop string."""
         stops = request.sampling.stop
         if not stops:
             return False
-        tail = 16 + max(len(stop.encode()) for stop in stops)  # a token is a byte at least
+        tail = 16 + max(len(stop.encode()) for stop in stops)  # a token has at least one byte
         text = self._tokenizer.decode(request.last_sampled(tail))
         return any(stop in text for stop in stops)

@@ -1,4 +1,4 @@
-"""Report time that a request loses to an unreachable or busy server, to the code that waits for the request."""
+"""Report the time that a request loses to an unreachable or busy server to the code that awaits the request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 
 class DowntimeTracker:
-    """The time that one request loses.
+    """Tracks the time that one request loses.
 
     Each interval is passed to `report` (reason, seconds) when it ends, until the request is over.
     """
@@ -19,11 +19,11 @@ class DowntimeTracker:
         self._counted_until = time.monotonic()
 
     def since_last(self) -> float:
-        """Return the seconds since the start, or since the end of the last reported interval."""
+        """Return the seconds since the start or the end of the last reported interval."""
         return time.monotonic() - self._counted_until
 
     def record_downtime(self, why: str, since: float) -> None:
-        """Report that the request made no progress from `since` (of time.monotonic) to now.
+        """Report that the request made no progress from `since`, a time of `time.monotonic`, to now.
 
         Time that was reported before is not counted again.
         """
@@ -38,7 +38,7 @@ _TRACKER: ContextVar[DowntimeTracker | None] = ContextVar("downtime", default=No
 
 @contextmanager
 def report_downtime(report: Callable[[str, float], None]) -> Iterator[DowntimeTracker]:
-    """Report the downtime of requests made in this context to `report` (reason, seconds)."""
+    """Call `report` (reason, seconds) for each interval that requests made in this context lose."""
     tracker = DowntimeTracker(report)
     token = _TRACKER.set(tracker)
     try:
@@ -49,7 +49,7 @@ def report_downtime(report: Callable[[str, float], None]) -> Iterator[DowntimeTr
 
 
 def record_downtime(why: str, since: float) -> None:
-    """Record downtime, as `DowntimeTracker.record_downtime`, if the current context reports it."""
+    """Record downtime as `DowntimeTracker.record_downtime` does, if the current context reports it."""
     tracker = _TRACKER.get()
     if tracker is not None:
         tracker.record_downtime(why, since)
@@ -57,7 +57,7 @@ def record_downtime(why: str, since: float) -> None:
 
 @contextmanager
 def track_downtime(why: str) -> Iterator[None]:
-    """Record the time spent inside as downtime, also if it is cancelled."""
+    """Record the time spent inside as downtime, even if it is cancelled."""
     since = time.monotonic()
     try:
         yield

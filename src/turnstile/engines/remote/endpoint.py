@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
 RETRY_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
 """HTTP statuses after which a request is retried."""
 SESSION_HEADER = "X-Session-ID"
-"""Header that names requests with shared prefixes, as vLLM and `turnstile serve` know it."""
+"""Header by which vLLM and `turnstile serve` recognise requests with shared prefixes."""
 CONNECT_TIMEOUT = 10.0  # seconds
 IDLE_SECONDS = 4.0  # vLLM closes idle connections after five seconds, which would break a request
 MAX_PAUSE = 30.0  # seconds between two attempts
@@ -32,11 +32,11 @@ _MAX_ERROR_CHARS = 300  # characters of a server's own message that are passed o
 class Endpoint:
     """The server at `url`, which usually ends in /v1.
 
-    The key is in the environment variable `key`; servers without a key ignore it. At most `concurrent` requests run at
-    once, each attempt for at most `timeout` seconds. A request that did not reach the server, or that the server cannot
-    answer now, is sent again up to `retries` times, after pauses that double each time; a pause that the server names
-    is respected. A timeout is not retried, since it would repeat. Requests may be processed twice without harm, and
-    only the response that arrived counts, so nothing is counted twice.
+    The environment variable `key` holds the API key; servers without a key ignore it. At most `concurrent` requests run
+    at once, and each attempt takes at most `timeout` seconds. A request that did not reach the server, or that the
+    server cannot answer now, is sent again up to `retries` times, after pauses that double each time unless the server
+    names one; no pause exceeds `MAX_PAUSE`. A request that timed out is not sent again, since it would time out again.
+    Requests may be processed twice without harm, because only the response that arrived counts.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class Endpoint:
     ) -> dict[str, Any]:
         """GET a path and return its JSON object.
 
-        Unlike `post`, it does not count towards `concurrent`; `seconds` and `retries` override the defaults. Raises as
-        `post`.
+        Unlike a `post`, it does not count towards `concurrent`; `seconds` and `retries` override the defaults. Raises
+        the errors of `post`.
         """
         address = f"{self._root if root else self.url}{path}"
         return await self._request("GET", address, None, seconds or self._timeout, retries)
@@ -73,17 +73,17 @@ class Endpoint:
     ) -> dict[str, Any]:
         """Send a request and return the JSON object of its response.
 
-        With `root`, the path does not begin with the address's /v1. Requests of one `session` share prefixes. Raises
-        EngineGoneError if the server cannot be reached; RequestFailedError if it takes too long or cannot answer now;
-        ConfigError if it rejects the key or has no such path; EngineError if it refuses the request or does not return
-        a JSON object.
+        With `root`, the path is not under the address's /v1. Requests of one `session` share prefixes. Raises
+        EngineGoneError if the server cannot be reached; RequestFailedError if it takes too long, breaks off or cannot
+        answer now; ConfigError if it rejects the key or has no such path or model; EngineError if it refuses the
+        request or does not return a JSON object.
         """
         async with self._slots:
             address = f"{self._root if root else self.url}{path}"
             return await self._request("POST", address, body, self._timeout, None, session)
 
     async def control(self, path: str, body: Mapping[str, Any], *, root: bool = False) -> dict[str, Any]:
-        """Send a request that steers the server, as `post`, without waiting for a free slot."""
+        """Send a request that controls the server, as `post` does, but without waiting for a free slot."""
         return await self._request("POST", f"{self._root if root else self.url}{path}", body, self._timeout, None)
 
     async def close(self) -> None:
@@ -149,7 +149,7 @@ class Endpoint:
             raise RequestFailedError(
                 f"the server at {self.url} broke off its answer ({error or type(error).__name__})", again=True
             ) from None
-        return self._read(urlsplit(address).path, status, data, named_pause)
+        return self._parse_response(urlsplit(address).path, status, data, named_pause)
 
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:
@@ -160,7 +160,7 @@ class Endpoint:
             )
         return self._http
 
-    def _read(self, path: str, status: int, data: bytes, named_pause: str) -> dict[str, Any]:
+    def _parse_response(self, path: str, status: int, data: bytes, named_pause: str) -> dict[str, Any]:
         try:
             body = json.loads(data)
         except (ValueError, RecursionError):
@@ -186,7 +186,7 @@ class Endpoint:
 
 
 def _error_text(body: object, data: bytes) -> str:
-    """Return a server's own error message in one line."""
+    """Return the server's own error message on one line, cut off after `_MAX_ERROR_CHARS` characters."""
     detail = body.get("error", body.get("message", body.get("detail"))) if isinstance(body, dict) else None
     if isinstance(detail, dict):
         detail = detail.get("message")

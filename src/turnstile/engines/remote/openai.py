@@ -1,8 +1,8 @@
-"""Sampling from a server: vLLM, SGLang, `turnstile serve`, or any other that speaks OpenAI's protocol.
+"""Sample from a server: vLLM, SGLang, `turnstile serve`, or any other that speaks OpenAI's protocol.
 
 With `mode = "tokens"`, prompts are ids and completions are ids with log-probabilities; a server that cannot return
-these is refused. With `mode = "text"`, prompts are messages and completions are texts (see `engines.text_codec`): for
-evaluation and judges.
+these is refused. With `mode = "text"`, which is for evaluation and judges, prompts are messages and completions are
+texts (see `engines.text_codec`).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ COLD_TEMPERATURE = 0.01  # a temperature at which practically only the likeliest
 
 
 class OpenAIEngine:
-    """Samples from the model of that name at `url` (default: its only one); implements `engines.base.Engine`.
+    """Samples from `model` (default: the only one) of the server at `url`; implements `engines.base.Engine`.
 
     `key` names the environment variable with the server's key. At most `concurrent` requests run at once; each attempt
     may take `timeout` seconds, and requests that the server could not answer are retried up to `retries` times. With
-    `training`, it samples with the weights that `load` gave it, and refuses a server that does not report the weights
-    of each token or whose log-probabilities are not of the distribution sampled from.
+    `training`, the engine samples with the weights that `load` gave the server. It then refuses servers that do not
+    report the weights of each token, or whose log-probabilities are not those of the distribution sampled from.
 
-    Raises, at the first request, ConfigError for a server that does not know the model or cannot do what the mode
-    needs; EngineGoneError while it is unreachable, RequestFailedError for requests that it cannot answer,
-    WeightsLostError if it was restarted and lost its weights, and EngineError for an unusable response.
+    Requests raise ConfigError for a server that does not know the model or cannot do what the mode needs;
+    EngineGoneError while it is unreachable; RequestFailedError if it cannot answer them; WeightsLostError if it was
+    restarted and lost its weights; and EngineError for an unusable response.
     """
 
     def __init__(
@@ -70,7 +70,8 @@ class OpenAIEngine:
         self._training = training
         self.loaded: PublishedWeights | None = None  # the weights that it samples with; None for the initial ones
         self._dialect: Dialect = MessagesDialect() if mode == "text" else CompletionsDialect()
-        self._heeds = {"temperature": True, "truncation": True}  # whether log-probabilities include it
+        # Whether the server's log-probabilities include each.
+        self._logprobs_include = {"temperature": True, "truncation": True}
         self._sessions: dict[str, str] = {}  # session -> the share that the server sees
         self._client_id = secrets.token_hex(4)  # the server may have other clients
         self._numbers = itertools.count()
@@ -104,13 +105,13 @@ class OpenAIEngine:
         return True
 
     async def is_reachable(self, session: str) -> bool:
-        """Return whether the server answers a health check now; all sessions share it."""
+        """Return whether the server, which all sessions share, answers a health check now."""
         return await self.healthy()
 
     async def load(self, weights: PublishedWeights) -> None:
-        """Let the server sample with these weights from the next token on.
+        """Make the server sample with `weights` from the next token on.
 
-        Raises ConfigError for a server whose start options do not allow it, EngineGoneError and EngineError if the load
+        Raises ConfigError for a server whose start options do not allow it, EngineGoneError or EngineError if the load
         fails.
         """
         self.loaded = None
@@ -118,18 +119,18 @@ class OpenAIEngine:
         self.loaded = weights
 
     def reset(self) -> None:
-        """Forget what is known of the server: it was gone, and another one may have taken its place."""
+        """Forget what is known about the server, since another one may have taken its place while it was gone."""
         self._connecting = self.loaded = None
 
     async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:
-        """Sample a completion."""
+        """Sample a completion. Raises the errors listed for the class."""
         if session not in self._sessions:
             raise EngineError(f"session {session!r} is not open")
         if len(prompt_ids) == 0:
             raise EngineError("the prompt is empty")
         await self.connect(prompt_ids)
         if self._training:
-            self._check(sampling)
+            self._check_sampling(sampling)
         started, loaded = time.monotonic(), self.loaded
         share = self._sessions[session]
         answer = await self._dialect.complete(self.endpoint, self.model, prompt_ids, sampling, share)
@@ -137,13 +138,13 @@ class OpenAIEngine:
         self._count(len(prompt_ids), completion)
         return completion
 
-    def _check(self, sampling: Sampling) -> None:
-        """Raise ConfigError for sampling whose log-probabilities from this server are useless for training."""
+    def _check_sampling(self, sampling: Sampling) -> None:
+        """Raise ConfigError if training cannot use this server's log-probabilities for `sampling`."""
         where = f"the server at {self.endpoint.url}"
         random = sampling.temperature > 0  # otherwise every token is certain
         truncated = random and (sampling.top_p < 1 or sampling.top_k or sampling.min_p)
         for name, used in (("temperature", random and sampling.temperature != 1), ("truncation", truncated)):
-            if used and not self._heeds[name]:
+            if used and not self._logprobs_include[name]:
                 raise ConfigError(
                     f"{where} returns log-probabilities from before {name}, which training cannot use; start vLLM with "
                     "--logprobs-mode processed_logprobs, or sample with temperature 1 and no truncation"
@@ -155,9 +156,9 @@ class OpenAIEngine:
             )
 
     async def connect(self, prompt_ids: I32) -> None:
-        """Find out, once, what the server is and can do; `prompt_ids` is any prompt.
+        """Find out, once, what kind of server it is and what it can do; `prompt_ids` is any prompt.
 
-        Concurrent calls wait for the same result. Raises errors as `generate`.
+        Concurrent calls wait for the same result. Raises the errors of `generate`.
         """
         if self._connecting is None:
             self._connecting = asyncio.ensure_future(self._connect(prompt_ids))
@@ -192,9 +193,10 @@ class OpenAIEngine:
             await self._probe(prompt_ids)
 
     async def _probe(self, prompt_ids: I32) -> None:
-        """Sample a token that is certain, and check what the server returns of it.
+        """Sample a token that is certain, and check what the server reports about it.
 
-        Truncation comes after temperature: if log-probabilities include truncation, they include both.
+        Truncation is applied after temperature, so log-probabilities that include truncation include both. Raises
+        ConfigError if the server does not report what the mode needs.
         """
         certain = Sampling(max_tokens=1, top_k=1)
         answer = await self._dialect.complete(self.endpoint, self.model, prompt_ids, certain)
@@ -210,23 +212,26 @@ class OpenAIEngine:
                 "`turnstile serve` do); it can be used for turnstile eval"
             )
         is_certain = _is_certain(answer)
-        self._heeds = {"temperature": is_certain, "truncation": is_certain}
+        self._logprobs_include = {"temperature": is_certain, "truncation": is_certain}
         if self._training and not is_certain:
             cold_answer = await self._dialect.complete(
                 self.endpoint, self.model, prompt_ids, replace(certain, top_k=0, temperature=COLD_TEMPERATURE)
             )
-            self._heeds["temperature"] = cold_answer is not None and _is_certain(cold_answer)
+            self._logprobs_include["temperature"] = cold_answer is not None and _is_certain(cold_answer)
 
     def _completion(
         self, answer: RawCompletion | None, sampling: Sampling, seconds: float, loaded: PublishedWeights | None
     ) -> Completion:
-        """Return the response as a turn's completion; `loaded` are the weights that the server had at the request."""
+        """Return the response as a turn's completion; `loaded` are the weights that the server had when it was asked.
+
+        Raises EngineError if the response is unusable, WeightsLostError if the server has lost its weights.
+        """
         where = f"the server at {self.endpoint.url}"
         if answer is None or not answer.ids or (self._mode == "tokens" and len(answer.ids) > sampling.max_tokens):
             raise EngineError(
                 f"{where} did not return 1 to {sampling.max_tokens} token ids with a log-probability of at most 0 each"
             )
-        finish, n = _finish(answer.finish, where), len(answer.ids)
+        finish, n = _finish_reason(answer.finish, where), len(answer.ids)
         logprobs = answer.logprobs if sampling.temperature else [0.0] * n  # at temperature 0 every token is certain
         try:
             has_versions = self._training or loaded is not None
@@ -246,7 +251,7 @@ class OpenAIEngine:
         )
 
     def _count(self, prompt_tokens: int, answer: Completion) -> None:
-        """Count an answered request, once however often it was sent."""
+        """Count an answered request once, however often it was sent."""
         self.stats["requests"] += 1
         self.stats["tokens_asked"] += prompt_tokens
         self.stats["tokens_sampled"] += len(answer.token_ids)
@@ -254,7 +259,10 @@ class OpenAIEngine:
 
 
 def _dialect_of(owner: str, *, training: bool) -> Dialect:
-    """Return the dialect of a server by its owner; older versions of vLLM suffice for evaluation."""
+    """Return the dialect of a server by the owner of its model.
+
+    For evaluation, older versions of vLLM suffice, which only have completions.
+    """
     if owner == "sglang":
         return SGLangDialect()
     return VLLMDialect() if owner == "vllm" and training else CompletionsDialect()
@@ -268,7 +276,7 @@ def _mappings(answer: object) -> list[Mapping[str, Any]]:
     return [item for item in answer if isinstance(item, Mapping)] if isinstance(answer, list) else []
 
 
-def _finish(reason: object, where: str) -> Finish:
+def _finish_reason(reason: object, where: str) -> Finish:
     match reason:
         case "length":
             return "length"

@@ -1,4 +1,4 @@
-"""One of the router's servers: whether it is reachable, and which weights it samples with."""
+"""One of the router's servers, with its reachability and the weights that it samples with."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ MAX_SILENT_CHECKS = 3  # unanswered health checks in a row after which a busy se
 class Replica(Engine, Protocol):
     """An engine that can become unreachable.
 
-    `connect`, `load` and `generate` then raise EngineGoneError, and RequestFailedError if the server is reachable but
-    could not answer. `context` is the number of tokens that it can hold (0: unknown); `loaded` the weights that it
-    samples with (None: the initial ones, or lost); `stats` counts what was answered.
+    `connect`, `load` and `generate` then raise EngineGoneError; they raise RequestFailedError if the server is
+    reachable but could not answer. `context` is the number of tokens that the model can hold (0: unknown); `loaded` are
+    the weights that it samples with (None: the initial ones, or lost); `stats` counts what was answered.
     """
 
     url: str
@@ -34,15 +34,15 @@ class Replica(Engine, Protocol):
     stats: dict[str, float]
 
     async def connect(self, prompt_ids: I32) -> None:
-        """Find out, once, what the server is and can do."""
+        """Find out, once, what kind of server it is and what it can do; `prompt_ids` is any prompt."""
         ...
 
     async def load(self, weights: PublishedWeights) -> None:
-        """Let the server sample with these weights."""
+        """Make the server sample with `weights`."""
         ...
 
     def reset(self) -> None:
-        """Forget what is known of the server: it was gone, and another one may have taken its place."""
+        """Forget what is known about the server, since another one may have taken its place while it was gone."""
         ...
 
     async def healthy(self) -> bool:
@@ -57,8 +57,8 @@ class Replica(Engine, Protocol):
 class ManagedReplica:
     """A replica and its state in the router.
 
-    While it is unreachable, its health is checked every `health_interval` seconds, and `on_return` is called when it is
-    back. While it has requests or loads weights, it is checked as often.
+    The server's health is checked every `health_interval` seconds while it is unreachable, has requests or loads
+    weights. `on_return` is called when it is reachable again.
     """
 
     def __init__(self, number: int, engine: Replica, *, health_interval: float, on_return: Callable[[], None]) -> None:
@@ -78,16 +78,16 @@ class ManagedReplica:
 
     @property
     def was_used(self) -> bool:
-        """Whether anything was requested of it."""
+        """Whether it has been asked to connect or to sample."""
         return self._probe_prompt is not None
 
     @property
     def is_stale(self) -> bool:
-        """Whether it does not have the target weights."""
+        """Whether there are target weights that it does not sample with."""
         return self.target_weights is not None and self.engine.loaded != self.target_weights
 
     async def connect(self, prompt_ids: I32) -> None:
-        """Connect as `Replica.connect`; a server that cannot be reached is marked as unreachable."""
+        """Connect as `Replica.connect` does, and mark a server that cannot be reached as unreachable."""
         self._probe_prompt = prompt_ids
         try:
             await self.engine.connect(prompt_ids)
@@ -99,10 +99,11 @@ class ManagedReplica:
             raise
 
     async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:
-        """Return a completion by the target weights.
+        """Sample with the target weights, waiting while they load.
 
-        Raises EngineGoneError if the server is or becomes unreachable, RequestFailedError if it is reachable and could
-        not answer this request, which says nothing about other requests.
+        Raises EngineGoneError if the server is or becomes unreachable; RequestFailedError if it is reachable and could
+        not answer this request, which says nothing about other requests; ConfigError if it cannot load weights or
+        repeatedly loses them.
         """
         self._probe_prompt = prompt_ids
         while True:
@@ -130,9 +131,9 @@ class ManagedReplica:
                 return completion
 
     def load(self) -> asyncio.Task[None]:
-        """Start loading the target weights unless a load is under way.
+        """Start loading the target weights unless a load is under way; return the task that loads.
 
-        A server that does not accept them becomes unreachable.
+        A server that fails to load them becomes unreachable.
         """
         if self._loading is None or self._loading.done():
             self._loading = asyncio.ensure_future(self._load_target())
@@ -150,7 +151,7 @@ class ManagedReplica:
             self._recovering = asyncio.ensure_future(self._recover())
 
     async def _check_reachable(self, error: RequestFailedError) -> None:
-        """Raise EngineGoneError if a server that could not answer does not pass a health check either."""
+        """Raise EngineGoneError if a server that could not answer fails a health check too."""
         if await self.engine.healthy():
             return
         self.mark_unreachable(EngineGoneError(f"{error}, and does not answer health checks"))
@@ -166,7 +167,7 @@ class ManagedReplica:
         await self.engine.disconnect()
 
     async def _wait_until_loaded(self) -> None:
-        """Wait until the target weights are loaded or the server is unreachable: a load on a hanging server never ends.
+        """Wait until the target weights are loaded or the server is unreachable, since a hanging server never loads.
 
         Raises ConfigError for a server that cannot load weights.
         """
@@ -179,7 +180,7 @@ class ManagedReplica:
             loading.result()
 
     async def _request(self, request: Coroutine[Any, Any, _Answer]) -> _Answer:
-        """Return the answer to a request, which is cancelled if the server is found to be unreachable."""
+        """Return the answer to a request; cancel it and raise EngineGoneError if the server becomes unreachable."""
         task = asyncio.ensure_future(request)
         self._requests.add(task)
         if self._checking is None or self._checking.done():
@@ -197,9 +198,9 @@ class ManagedReplica:
         return task.result()
 
     async def _load_target(self) -> None:
-        """Load the target weights, until they are the newest ones: newer weights may arrive while a load runs.
+        """Load the target weights, and again if newer ones were published while a load was running.
 
-        The folder of an older version may be removed meanwhile, which fails its load without harm.
+        The folder of an older version may be removed meanwhile; the failure of its load is ignored.
         """
         while self.is_stale:
             weights = self.target_weights
@@ -222,7 +223,10 @@ class ManagedReplica:
             await self.engine.load(weights)
 
     async def _check_health(self) -> None:
-        """Check the server's health while it has requests: a server may hang without closing its connections."""
+        """Check the server's health while it has requests, since it may hang without closing its connections.
+
+        After `MAX_SILENT_CHECKS` unanswered checks in a row, mark it as unreachable and cancel its requests.
+        """
         silent_checks = 0
         while self._requests:
             await asyncio.sleep(self._health_interval)
@@ -234,7 +238,7 @@ class ManagedReplica:
                     task.cancel()
 
     async def _recover(self) -> None:
-        """Wait until the server is reachable and has the target weights."""
+        """Mark the server as reachable again once it answers and has the target weights."""
         since = time.monotonic()
         if self._loading is not None and not self._loading.done():
             await asyncio.wait([self._loading])

@@ -1,7 +1,6 @@
-"""Several servers of one model as one engine.
+"""Use several servers of one model as one engine.
 
-Sessions stay on their server and leave it when it becomes unreachable; every server gets the newest weights before it
-samples.
+Sessions stay on their server until it becomes unreachable, and every server gets the newest weights before it samples.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from turnstile.errors import ConfigError, EngineError, EngineGoneError
 from turnstile.types import I32, Completion, Sampling
 
 MAX_MOVES = 8
-"""Moves of one request to another server before its failures count as the request's own fault."""
+"""Most moves of one request to another server; further failures count as the request's own fault."""
 STATS = ("requests", "tokens_asked", "tokens_sampled")
 
 
@@ -35,11 +34,11 @@ class Router:
     """Routes sessions over `replicas` of one model, any of which may answer; implements `engines.base.Engine`.
 
     The sessions of one share go to one replica, which computes their shared prefix once, and stay there; a new share
-    goes to the replica with the fewest sessions. A request whose replica becomes unreachable is sent to another one;
-    the prompt is always whole. Every replica that is unreachable, has requests or loads weights is checked every
-    `health_interval` seconds. If all are unreachable, requests wait for one up to `reconnect_timeout` seconds; then
-    EngineGoneError is raised, as for a request that has lost its server more than `MAX_MOVES` times. A request that a
-    reachable server cannot answer is not sent to another one: RequestFailedError.
+    goes to the replica with the fewest sessions. A request whose replica becomes unreachable is sent to another one,
+    since its prompt is complete. Every replica that is unreachable, has requests or loads weights is checked every
+    `health_interval` seconds. If all are unreachable, requests wait up to `reconnect_timeout` seconds for one to
+    return. After that they raise EngineGoneError, as does a request that has lost its server more than `MAX_MOVES`
+    times. A request that a reachable server cannot answer is not sent to another one, but raises RequestFailedError.
 
     After `publish`, a replica samples with those weights only: it loads them before its next request, and again if it
     has lost them. One that fails to load them counts as unreachable until it succeeds.
@@ -72,24 +71,27 @@ class Router:
         return session
 
     def close(self, session: str) -> None:
-        """Close a session; the last one of a share frees the share's choice of a replica."""
+        """Close a session; after a share's last one, the share may go to another replica."""
         state = self._sessions.pop(session)
         _close_on(state)
         if all(other.share != state.share for other in self._sessions.values()):
             self._home_of.pop(state.share, None)
 
     def publish(self, weights: PublishedWeights) -> None:
-        """Let every replica sample with these weights from now on; reachable ones start loading them at once."""
+        """Make `weights` the target weights of every replica.
+
+        Reachable replicas that have been used start loading them now.
+        """
         for replica in self._replicas:
             replica.target_weights = weights
             if replica.unreachable is None and replica.was_used:
                 replica.load()
 
     async def generate(self, prompt_ids: I32, sampling: Sampling, session: str) -> Completion:
-        """Sample a completion on the session's replica, moving the session if that becomes unreachable."""
+        """Sample a completion on the session's replica, moving the session if the replica becomes unreachable."""
         if session not in self._sessions:
             raise EngineError(f"session {session!r} is not open")
-        with self._under_way():
+        with self._count_busy_time():
             for attempt in itertools.count(1):
                 state, started = self._sessions[session], time.monotonic()
                 try:
@@ -122,7 +124,7 @@ class Router:
             self._sessions[session] = _open_on(state.share, replica)
 
     def take_stats(self) -> dict[str, float]:
-        """Return tokens of answered requests, and seconds with requests under way, since the last call."""
+        """Return answered requests, their tokens, and the seconds with requests under way, since the last call."""
         counted = {name: sum(replica.engine.stats[name] for replica in self._replicas) for name in STATS}
         taken = {name: counted[name] - self._counted[name] for name in STATS}
         now = time.monotonic()
@@ -131,8 +133,8 @@ class Router:
         return taken
 
     @contextmanager
-    def _under_way(self) -> Iterator[None]:
-        """Count the seconds in which there are requests."""
+    def _count_busy_time(self) -> Iterator[None]:
+        """Count the time inside as busy, once for all requests that overlap."""
         if not self._num_requests:
             self._busy_since = time.monotonic()
         self._num_requests += 1
@@ -144,7 +146,7 @@ class Router:
                 self._busy_seconds += time.monotonic() - self._busy_since
 
     async def connect(self, prompt_ids: I32) -> None:
-        """Connect to all servers. Raises the first error; ignores unreachable servers if others are reachable."""
+        """Connect to all servers; raise the first error, but ignore unreachable servers unless all are unreachable."""
         for replica in self._replicas:
             try:
                 await replica.connect(prompt_ids)
@@ -168,7 +170,10 @@ class Router:
             await replica.close()
 
     def _choose_home(self, share: str) -> ManagedReplica | None:
-        """Return the replica of a share: its last one, or else the reachable one with the fewest sessions."""
+        """Return the replica of a share, or None if all are unreachable.
+
+        That is its last one if reachable, or else the reachable one with the fewest sessions.
+        """
         reachable = [replica for replica in self._replicas if replica.unreachable is None]
         if not reachable:
             return None

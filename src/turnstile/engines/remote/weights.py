@@ -1,4 +1,4 @@
-"""Weights for servers: folders on this machine, and labels by which servers report the weights of a token."""
+"""Weights published to servers as folders on this machine, and the labels by which servers report them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from turnstile.errors import ConfigError, EngineError, WeightsLostError
 
 INITIAL_LABELS = ("", "default")
-"""Labels of servers for the weights that they started with."""
+"""Labels that servers report for the weights that they started with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedWeights:
-    """The weights of a version in a Hugging Face folder that servers on this machine load.
+    """One version of the weights, in a Hugging Face folder that servers on this machine load.
 
     `owner` identifies the training run; `serial` counts publications, since a version may be published twice. `head`
     says whether the output layer is trained.
@@ -33,7 +33,7 @@ class PublishedWeights:
 
     @property
     def label(self) -> str:
-        """The servers' name of these weights."""
+        """The name by which servers report these weights."""
         return f"{self.owner}/{self.serial}/{self.version}"
 
     def has_tied_head(self) -> bool:
@@ -45,7 +45,7 @@ class PublishedWeights:
     def locked(self) -> Iterator[None]:
         """Keep the folder from being removed by `remove_unless_locked`, in this or another process.
 
-        The lock ends with the process that holds it.
+        The lock ends with the process that holds it. Raises EngineError if the folder cannot be opened.
         """
         try:
             descriptor = os.open(self.folder, os.O_RDONLY)
@@ -59,7 +59,7 @@ class PublishedWeights:
 
 
 def remove_unless_locked(folder: Path) -> bool:
-    """Remove a folder of weights unless a server is about to load it; return whether it was removed."""
+    """Remove a folder of weights unless it is locked for loading; return whether it was removed."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,19 +73,19 @@ def remove_unless_locked(folder: Path) -> bool:
 
 
 def versions_of(labels: Sequence[str] | None, count: int, since: PublishedWeights | None, where: str) -> list[int]:
-    """Return the version of each of `count` tokens, sampled by a server that had the weights `since` when it was asked.
+    """Return the version of each of `count` tokens, given their labels.
 
-    None stands for the initial weights, version 0. Raises WeightsLostError if the server has gone back to its initial
-    weights, ConfigError if another run has given it weights, and EngineError if it does not report labels, or samples
-    with weights that it was not given.
+    `since` are the weights that the server had when it was asked; None stands for the initial weights, version 0.
+    Raises WeightsLostError if the server has gone back to its initial weights, ConfigError if another run has given it
+    weights, and EngineError if there is no label for each token, or if it samples with weights that it was not given.
     """
     if labels is None or len(labels) != count:
         raise EngineError(f"{where} does not report the weights of each token")
-    version_of = {label: _version(label, since, where) for label in dict.fromkeys(labels)}
+    version_of = {label: _version_of(label, since, where) for label in dict.fromkeys(labels)}
     return [version_of[label] for label in labels]
 
 
-def _version(label: str, since: PublishedWeights | None, where: str) -> int:
+def _version_of(label: str, since: PublishedWeights | None, where: str) -> int:
     if since is None:
         if label not in INITIAL_LABELS:
             raise EngineError(f"{where} sampled with weights {label!r}, which it was not given for this request")

@@ -1,9 +1,9 @@
 """Small operations of sampling, compiled for this CPU if numba is installed.
 
-Beside matrices that stream from memory, an operation of torch costs about eight microseconds however little it
-computes, and torch's attention of few queries reads keys and values at half the memory bandwidth. These kernels run in
-the thread pool that torch computes with (`engines/local/cpu/thread_pool.py`). What they compute for a token does not
-depend, to the last bit, on the other tokens or on the number of threads. Matrix products are in
+While weights stream from memory, an operation of torch costs about eight microseconds however little it computes, and
+torch's attention of few queries reads keys and values at half the memory bandwidth. These kernels run in the thread
+pool that torch computes with (`engines/local/cpu/thread_pool.py`). What they compute for a token does not depend, to
+the last bit, on the other tokens or on the number of threads. Matrix products are in
 `engines/local/cpu/packed_matrix.py`.
 """
 
@@ -38,13 +38,13 @@ CacheSegment = tuple[Tensor, int, int]
 """Cached keys and values [L, 2, R, Hkv, capacity, D], one of their rows, and how many of its columns are seen."""
 
 CHUNKS_PER_THREAD = 4
-"""Parts into which the attention of a pass is divided for each thread.
+"""Number of parts per thread into which the attention of a pass is divided.
 
-Few enough that tokens that see the same segment stay together, and enough that no thread waits for long.
+They are few enough that tokens that see the same segment stay together, and many enough that no thread waits for long.
 """
 
 MAX_CHUNK = 64
-"""Most tasks of a part: a thread's buffers for them must fit its cache."""
+"""Most tasks of a part, since a thread's buffers for them must fit its cache."""
 
 
 def can_compute(x: Tensor) -> bool:
@@ -54,7 +54,7 @@ def can_compute(x: Tensor) -> bool:
 
 @functools.cache
 def is_available() -> bool:
-    """Return whether the kernels can be used; those that all models need are compiled when this returns True."""
+    """Return whether the kernels can be used. If so, those that all models need are compiled by then."""
     if importlib.util.find_spec("numba") is None:
         _log.warning("sampling on this CPU is slower without numba; install it with: pip install 'turnstile-rl[cpu]'")
         return False
@@ -75,9 +75,12 @@ def is_available() -> bool:
 
 
 def _compile(make: Callable[[], T]) -> T:
-    """Compile with numba. A cache that a crash has corrupted is removed, and the compilation repeated."""
+    """Return the result of `make`, which compiles with numba.
+
+    If that fails, remove the cached kernels, which a crash may have corrupted, and try again.
+    """
     folder = _cache_folder()
-    with _cached_in(folder):
+    with _numba_caching_in(folder):
         try:
             return make()
         except Exception as error:
@@ -91,10 +94,10 @@ def _compile(make: Callable[[], T]) -> T:
 
 
 @contextmanager
-def _cached_in(folder: Path) -> Iterator[None]:
-    """Cache in `folder` what numba compiles inside, one process at a time.
+def _numba_caching_in(folder: Path) -> Iterator[None]:
+    """Make numba cache in `folder` what it compiles inside, one process at a time.
 
-    Where two processes write to one folder, numba's index may name one kernel and point to the code of another.
+    If two processes wrote to one folder, numba's index might name one kernel and point to the code of another.
     """
     from numba import config
 
@@ -109,10 +112,10 @@ def _cached_in(folder: Path) -> Iterator[None]:
 
 @functools.cache
 def _cache_folder() -> Path:
-    """Return the folder of the compiled kernels: in the user's cache, or temporary if that is not writable.
+    """Return the folder for compiled kernels: in the user's cache, or temporary if that is not writable.
 
-    There is one folder for each version of the kernels' source and each processor, neither of which numba's own cache
-    tracks completely.
+    There is one folder for each version of the kernels' source and each kind of processor, neither of which numba's own
+    cache tracks completely.
     """
     here = Path(__file__).parent
     source = b"".join(file.read_bytes() for file in (here / "kernel_args.py", *sorted((here / "kernels").glob("*.py"))))
@@ -133,9 +136,10 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
 
 
 def run_kernel(kernel: str, args: ctypes.Structure, tasks: int, *constants: int) -> None:
-    """Run a kernel with its arguments in all threads; there is at least one task.
+    """Run a kernel with its arguments in all threads, which share its `tasks`; there must be at least one.
 
-    Raises MemoryError if no thread reached its first task.
+    `constants` are the arguments of the function that makes the kernel, if there is such a function. Raises MemoryError
+    if no thread reached its first task.
     """
     in_torch_threads(_address(kernel, *constants), args)
     if args.taken < tasks:  # no thread reached its first task: errors in a kernel are printed, not raised
@@ -143,7 +147,10 @@ def run_kernel(kernel: str, args: ctypes.Structure, tasks: int, *constants: int)
 
 
 def load_kernels() -> ModuleType:
-    """Import and so compile `engines.local.cpu.kernels`. Raises RuntimeError if the kernels are not available."""
+    """Return the module `engines.local.cpu.kernels`, which is compiled on import.
+
+    Raises RuntimeError if the kernels are not available.
+    """
     if not is_available():
         raise RuntimeError("kernels are not available here; call `is_available` first")
     return importlib.import_module("turnstile.engines.local.cpu.kernels")
@@ -157,9 +164,9 @@ def _address(kernel: str, *constants: int) -> int:
 
 
 class KernelAttention:
-    """Attention of the first tokens of a run.
+    """Attention of the first n tokens of a run.
 
-    Each token sees a few segments of the cache; its own key and value are in the last column of its last segment.
+    Each token sees a few segments of the cache; its own key and value belong in the last column of its last segment.
     """
 
     def __init__(self, seen: Sequence[Sequence[CacheSegment]]) -> None:
@@ -173,14 +180,14 @@ class KernelAttention:
         addresses = {
             key: (kv.data_ptr(), [step * kv.itemsize for step in kv.stride()]) for key, kv in self._caches.items()
         }
-        table = []  # fields as of `kernels/attention.py::SEGMENT_FIELDS`
+        table = []  # fields as in `kernels/attention.py::SEGMENT_FIELDS`
         for kv, row, columns in segments:
             address, (layer, values, rows, head, *_) = addresses[id(kv)]
             table.append((address + row * rows, values, layer, head, columns))
         self._segments = np.array(table, dtype=np.int64)
         self._first = np.array([0, *map(len, seen)], dtype=np.int64).cumsum()
         first_segments = self._segments[self._first[:-1]]
-        # Tokens that begin with the same segment follow each other, so that its tiles stay in the cache.
+        # Tokens that begin with the same segment are adjacent, so that its tiles stay in the cache.
         self._order = np.lexsort((first_segments[:, -1], first_segments[:, 0])).astype(np.int64)
         self.count = len(seen)
         common = {"tokens": self.count, "kv_heads": self._kv_heads}
@@ -189,13 +196,13 @@ class KernelAttention:
         self._attend = AttendArgs(**common, order=self._order.ctypes.data)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Write key and value [1, Hkv, T, D] of the tokens to the cache."""
+        """Write one layer's key and value [1, Hkv, T, D] of the first n tokens to the cache."""
         self._check(layer, key, self._kv_heads)
         self._check(layer, value, self._kv_heads)
         args = self._write
         args.taken, args.layer = 0, layer
-        key, args.keys, args.keys_head, args.keys_token = _head_strides(key)
-        value, args.values, args.values_head, args.values_token = _head_strides(value)
+        key, args.keys, args.keys_head, args.keys_token = _with_strides(key)
+        value, args.values, args.values_head, args.values_token = _with_strides(value)
         run_kernel("write", args, self.count)
 
     def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
@@ -206,7 +213,7 @@ class KernelAttention:
         out = query.new_empty(self.count, query.shape[1], self._width)
         args.taken, args.layer, args.scale, args.out = 0, layer, scale, out.data_ptr()
         args.chunk = min(-(-tasks // (CHUNKS_PER_THREAD * torch.get_num_threads())), MAX_CHUNK)
-        query, args.query, args.query_head, args.query_token = _head_strides(query)
+        query, args.query, args.query_head, args.query_token = _with_strides(query)
         run_kernel("attend", args, tasks, heads, self._width)
         return out
 
@@ -220,9 +227,10 @@ class KernelAttention:
 def draw(
     logits: Tensor, rows: Sequence[int], draws: Sequence[float], temperature: float
 ) -> list[tuple[int, float, float]]:
-    """Draw a token for each of some rows of logits [R, V], by inversion of a number in [0, 1).
+    """Draw a token from row `rows[i]` of logits [R, V] for each number `draws[i]` in [0, 1), by inversion.
 
-    Returns (token, log-probability, entropy) of each; the entropy is NaN if logits are not finite.
+    Returns (token, log-probability, entropy in nats) of each; the entropy is NaN if logits are not finite. Raises
+    ValueError if the arguments do not fit.
     """
     check_tensor(logits, "to draw from", (None, None))
     if len(rows) == 0:
@@ -242,7 +250,7 @@ def draw(
     return list(zip(tokens.tolist(), logprobs, entropies, strict=True))
 
 
-def _head_strides(x: Tensor) -> tuple[Tensor, int, int, int]:
+def _with_strides(x: Tensor) -> tuple[Tensor, int, int, int]:
     """Return x [1, heads, T, D] with contiguous heads, its address, and the strides of heads and tokens in bytes."""
     if x.stride(3) != 1:
         x = x.contiguous()
@@ -252,10 +260,12 @@ def _head_strides(x: Tensor) -> tuple[Tensor, int, int, int]:
 def check_tensor(x: Tensor, name: str, shape: Sequence[int | None]) -> None:
     """Raise ValueError unless x is float32 on a CPU and has this shape (None: any size).
 
-    Kernels only see addresses, and would read and write whatever is there.
+    Kernels only get addresses, and would read and write whatever is there.
     """
     shape_found, fits = x.shape, x.dtype is torch.float32 and x.is_cpu and x.dim() == len(shape)
-    for expected, n in zip(shape, shape_found, strict=False):  # no generator: this runs some hundred times a pass
+    for expected, n in zip(
+        shape, shape_found, strict=False
+    ):  # no generator, since this runs some hundred times per pass
         fits = fits and (expected is None or expected == n)
     if not fits:
         raise ValueError(

@@ -1,9 +1,10 @@
 """A decoder built like Llama, run with fewer, larger operations for sampling on a CPU.
 
-The arithmetic is the model's own, in fewer operations, since each costs time even where it computes little. Queries,
-keys and values come from one projection; norms, activation, gating and residuals are computed inside the kernels of the
-projections, on packed weights that have those of the norms multiplied in (`engines/local/cpu/packed_weights.py`). The
-two numbers of a rotary pair are adjacent in queries and keys, so that rotation is one complex product.
+The arithmetic is the model's own, but divided into fewer operations, since each costs time even if it computes little.
+Queries, keys and values come from one projection. Norms, activation, gating and residuals are computed inside the
+kernels of the projections, on packed weights that are multiplied by those of the norms
+(`engines/local/cpu/packed_weights.py`). The two elements of a rotary pair are adjacent in queries and keys, so that
+rotation is one complex product.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 class CpuDecoder:
-    """The fused decoder of a model. Follows in-place changes of the weights; `invalidate` reports all others."""
+    """The fused decoder of a model.
+
+    It notices weights that change in place; `invalidate` must report all other changes.
+    """
 
     def __init__(self, model: PreTrainedModel, layers: list[_Layer]) -> None:
         self._decoder: Any = model.get_decoder()
@@ -61,7 +65,7 @@ class CpuDecoder:
         self._parameters, self._stamp = [], None
 
     def hidden(self, tokens: Tensor, positions: Tensor, layout: Layout, keep: int = 0) -> list[Tensor]:
-        """Return hidden states as of `engines.local.inference.Inference.hidden`."""
+        """Return hidden states as `engines.local.inference.Inference.hidden` does."""
         self._refresh()
         hidden = self._decoder.embed_tokens(tokens)
         cosine, sine = (
@@ -76,7 +80,7 @@ class CpuDecoder:
         return [_apply_norm(hidden, self._decoder.norm), *kept]
 
     def _refresh(self) -> None:
-        """Renew packed weights that have changed in place, after one look at the versions of all of them."""
+        """Repack weights that have changed in place, after one check of the versions of all of them."""
         self._parameters = self._parameters or [one for weight in self._weights() for one in weight.parameters()]
         stamp = stamp_of(self._parameters)
         if stamp != self._stamp:
@@ -91,7 +95,7 @@ class CpuDecoder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
-    """One layer: its modules, and their packed weights."""
+    """One layer, with its modules and their packed weights."""
 
     modules: _LayerModules
     qkv: PackedWeight
@@ -127,7 +131,7 @@ class _Layer:
         )
 
     def forward(self, index: int, hidden: Tensor, rotation: Tensor, layout: Layout) -> Tensor:
-        """Return hidden [T, H] after this layer; rotation is c64[T, 1, D / 2]."""
+        """Return the hidden states [T, H] after this layer; `rotation` is c64[T, 1, D / 2]."""
         width = len(self.pairs)
         heads = self.qkv(hidden).view(len(hidden), -1, width)
         if self.modules.head_norms:
@@ -139,7 +143,7 @@ class _Layer:
         return self.down(self.gate_up(hidden), hidden)
 
     def _norm_heads(self, heads: Tensor) -> None:
-        """Normalise the queries and keys of [T, Hq + 2 Hkv, D] in place, as Qwen3 does."""
+        """Normalise the queries and keys of `heads` [T, Hq + 2 Hkv, D] in place, as Qwen3 does."""
         query, key, _ = heads.tensor_split((-2 * self.kv_heads, -self.kv_heads), dim=1)
         for part, norm in zip((query, key), self.modules.head_norms, strict=True):
             part.copy_(rms_norm(part, self.pairs.shape, cast(Tensor, norm.weight)[self.pairs], eps_of(norm)))
@@ -147,7 +151,7 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _LayerModules:
-    """The modules of a layer. Two are equal if they hold the same modules."""
+    """The modules of a layer. Two objects are equal if they hold the same modules."""
 
     attention: tuple[nn.Module, ...]  # the query, key, value and output projections
     head_norms: tuple[nn.Module, ...]  # of queries and keys (Qwen3), or empty
@@ -176,7 +180,7 @@ class _LayerModules:
 
 
 def _rotary_width(decoder: Any) -> int:
-    """Return how many of a head's numbers rotate."""
+    """Return how many elements of a head are rotated."""
     cosine, _ = decoder.rotary_emb(torch.zeros(1, 1, 1), torch.zeros(1, 1, dtype=torch.int64))
     return int(cosine.shape[-1])
 

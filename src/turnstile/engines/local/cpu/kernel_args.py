@@ -1,7 +1,7 @@
 """Argument structures of the compiled kernels, one for each kernel.
 
-Addresses and strides are in bytes. `taken` counts the tasks that threads have taken; it is the first field, and starts
-at 0.
+Arrays are given by address, and strides are in bytes. `taken` counts the tasks that threads have taken; it is the first
+field, and starts at 0.
 """
 
 from __future__ import annotations

@@ -12,14 +12,14 @@ from turnstile.engines.local.cpu.compiled import check_tensor, load_kernels, run
 from turnstile.engines.local.cpu.kernel_args import PackArgs, ProductArgs
 
 CHUNKS_PER_THREAD = 4
-"""Parts into which the tasks are divided for each thread: neighbours are read in one go, and no thread waits long."""
+"""Parts per thread into which tasks are divided, so that neighbours are read in one go and no thread waits long."""
 
 
 class PackedMatrix:
-    """Some matrices f32[out, in], stacked, packed and ready to multiply.
+    """Matrices f32[out, in], stacked and packed for multiplication.
 
-    Rows are reordered by `order` i64[out], columns multiplied by `scale` f32[in]. The bias f32[out] is in that order
-    already. With `gated`, the second half of the outputs is multiplied by the swish of the first.
+    Rows are reordered by `order` i64[out], and columns are multiplied by `scale` f32[in]. The bias f32[out] is in that
+    order already. With `gated`, the second half of the outputs is multiplied by the swish of the first.
 
     Raises RuntimeError if the kernels are not available, ValueError if shapes do not fit.
     """
@@ -38,7 +38,7 @@ class PackedMatrix:
         for matrix in matrices:
             check_tensor(matrix, "a matrix", (None, depth))
         matrices = [matrix if matrix.stride(1) == 1 else matrix.contiguous() for matrix in matrices]
-        rows = np.concatenate([_addresses(matrix) for matrix in matrices])
+        rows = np.concatenate([_row_addresses(matrix) for matrix in matrices])
         if order is not None:
             rows = rows[order.numpy()]
         self.depth, self.halves = depth, 2 if gated else 1
@@ -58,7 +58,7 @@ class PackedMatrix:
     def __call__(self, x: Tensor, added: Tensor | None = None, floor: float | None = None) -> Tensor:
         """Return the outputs [..., out] of x [..., in], plus `added` [..., out] if given.
 
-        With a `floor`, each row of x is first divided by hypot(its length, floor).
+        With a `floor`, each row of x is first divided by hypot(|row|, floor).
         """
         rows = (x if x.dim() == 2 else x.reshape(-1, x.shape[-1])).contiguous()
         check_tensor(rows, "the input", (None, self.depth))
@@ -78,6 +78,6 @@ class PackedMatrix:
         return out
 
 
-def _addresses(matrix: Tensor) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the addresses of a matrix's rows."""
+def _row_addresses(matrix: Tensor) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return the address of each row of a matrix."""
     return matrix.data_ptr() + np.arange(len(matrix), dtype=np.int64) * (matrix.stride(0) * matrix.itemsize)

@@ -1,4 +1,4 @@
-"""Packed copies of linear layers for CPU kernels: decoding a few rows is bound by the memory layout of the weights.
+"""Packed copies of linear layers for CPU kernels, since the weights' memory layout limits the decoding of few rows.
 
 The copies are panels for our own kernel (`engines/local/cpu/packed_matrix.py`), which numba compiles; without numba the
 model runs as it is. Packing takes about as long as one pass over a few rows, so it is done once and repeated only after
@@ -26,19 +26,19 @@ Stamp = list[tuple[int, int]]
 
 
 def stamp_of(weights: Sequence[Tensor]) -> Stamp:
-    """Return the stamp of weights, which differs once they have changed in place or moved."""
+    """Return the stamp of weights, which differs after they have changed in place or moved."""
     return [(weight._version, weight.data_ptr()) for weight in weights]
 
 
 _thread = threading.local()
-"""Whether the current thread samples."""
+"""Its attribute `is_sampling` says whether the current thread samples."""
 
 
 class PackedWeight:
     """One or several linear layers with the same input, stacked and packed, with their biases.
 
-    Packed at first use, and again at the first use after a change. With `norm`, an RMS norm of the input is computed
-    here, and its weights are multiplied in. `order` i64[out] reorders the outputs. With `gated`, the second half of the
+    `refresh` packs them, and packs them again after a change. With `norm`, an RMS norm of the input is computed here,
+    and its weights are multiplied in. `order` i64[out] reorders the outputs. With `gated`, the second half of the
     outputs is multiplied by the swish of the first.
     """
 
@@ -47,20 +47,20 @@ class PackedWeight:
     ) -> None:
         self._layers, self._norm, self._order, self._gated = layers, norm, order, gated
         self._norm_floor = None if norm is None else _norm_floor(norm)
-        self._sources: list[nn.Parameter] = []
+        self._parameters: list[nn.Parameter] = []
         self._stamp: Stamp | None = None
         self._matrix: PackedMatrix | None = None
 
     def invalidate(self) -> None:
         """Mark the copy as stale if any of its weights is trainable."""
-        self._sources = self._collect_parameters()
-        if any(tensor.requires_grad for tensor in self._sources):
+        self._parameters = self._collect_parameters()
+        if any(tensor.requires_grad for tensor in self._parameters):
             self._stamp = None
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that decide what this computes."""
-        self._sources = self._sources or self._collect_parameters()
-        return self._sources
+        """Return the parameters that the outputs depend on."""
+        self._parameters = self._parameters or self._collect_parameters()
+        return self._parameters
 
     def _collect_parameters(self) -> list[nn.Parameter]:
         parts = (*self._layers, *(() if self._norm is None else (self._norm,)))
@@ -68,7 +68,7 @@ class PackedWeight:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Pack the weights again if they have changed in place or were replaced."""
+        """Pack the weights if they are not packed yet, are stale, have changed in place or were replaced."""
         stamp = stamp_of(self.parameters())
         if stamp == self._stamp:
             return
@@ -86,7 +86,7 @@ class PackedWeight:
         self._stamp = stamp
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return the outputs [..., out] of x [..., in], plus `added` [..., out] if given."""
+        """Return the outputs [..., out] of x [..., in], plus `residual` [..., out] if given."""
         assert self._matrix is not None, "`refresh` comes first"
         return self._matrix(x, residual, self._norm_floor)
 
@@ -107,20 +107,20 @@ class PackedLinears:
         self._is_stale = False
 
     def invalidate(self) -> None:
-        """Mark the copies of trainable weights as stale. The next use renews them; one may be going on now."""
+        """Mark the copies of trainable weights as stale, even while they are in use. The next use renews them."""
         self._is_stale = True
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Run this thread's forward passes without gradients on the copies, renewed first where weights have changed.
+        """Run this thread's forward passes without gradients on the copies, and first renew those that are stale.
 
         Other threads, whose weights may be newer, run on the weights themselves.
         """
-        learnt, self._is_stale = self._is_stale, False
+        was_stale, self._is_stale = self._is_stale, False
         replaced = []
         try:
             for layer, packed in self._packed.items():
-                if learnt:
+                if was_stale:
                     packed.invalidate()
                 if "forward" not in vars(layer):
                     packed.refresh()
@@ -141,7 +141,10 @@ def can_be_packed(layer: nn.Module) -> bool:
 
 
 def _norm_floor(norm: nn.Module) -> float:
-    """Return the floor: for x of n numbers, sqrt(mean(x^2) + eps) is hypot(|x|, floor) / sqrt(n)."""
+    """Return the `floor` of an RMS norm, with which sqrt(mean(x^2) + eps) is hypot(|x|, floor) / sqrt(n).
+
+    x has n elements, so the floor is sqrt(n * eps).
+    """
     return float((cast(float, eps_of(norm)) * cast(Tensor, norm.weight).numel()) ** 0.5)
 
 

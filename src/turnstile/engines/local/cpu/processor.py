@@ -1,4 +1,4 @@
-"""Features of this processor, for which kernels are compiled and by which they are cached."""
+"""Features of this processor, for which kernels are compiled and which are part of their cache's key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 
 @functools.cache
 def cpu_features() -> frozenset[str]:
-    """Return the features by LLVM's names; none if it cannot tell. Needs numba."""
+    """Return this CPU's features by LLVM's names; none if LLVM cannot tell. Needs numba."""
     from llvmlite import binding
 
     try:

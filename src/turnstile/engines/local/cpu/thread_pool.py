@@ -1,9 +1,9 @@
 """Keep one OpenMP thread pool active at a time.
 
-libgomp keeps a pool for each thread that ever computed in parallel. The pool's threads spin while they wait for work,
-as long as all pools together have no more threads than there are processors; otherwise they sleep, and every operation
-has to wake them. With an engine that computes in one thread and a trainer in another, that took a fifth of a rollout's
-time. So a thread that is done for now releases its pool, and the next one computes alone.
+libgomp keeps a pool for each thread that has ever computed in parallel. The pool's threads spin while they wait for
+work, as long as all pools together have no more threads than there are processors; otherwise they sleep, and every
+operation has to wake them. With an engine that computes in one thread and a trainer in another, that took a fifth of a
+rollout's time. So a thread that has nothing to compute for now releases its pool, and the other computes alone.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _SOFT = 1  # omp_pause_soft: keeps the settings
 
 
 def in_torch_threads(function: int, args: ctypes.Structure) -> None:
-    """Call the C function `void (void *)` at an address in all threads of torch's pool at once.
+    """Call the C function `void (void *)` at address `function` in all threads of torch's pool at once.
 
-    Each call gets the address of `args`. Call `has_torch_threads` first.
+    Each call gets the address of `args`. `has_torch_threads` must be true.
     """
     runtime = _runtime_of_torch()
     assert runtime is not None, "there is no thread pool"
@@ -28,12 +28,12 @@ def in_torch_threads(function: int, args: ctypes.Structure) -> None:
 
 
 def has_torch_threads() -> bool:
-    """Return whether functions can run in torch's threads: they are libgomp's, on Linux."""
+    """Return whether functions can run in torch's threads, which must be those of libgomp on Linux."""
     return _runtime_of_torch() is not None
 
 
 def release_torch_threads() -> None:
-    """End the threads that help the calling one to compute; they come back when it computes again.
+    """Stop the calling thread's OpenMP workers; they restart at its next parallel region.
 
     Without libgomp or outside Linux this does nothing.
     """
@@ -43,7 +43,7 @@ def release_torch_threads() -> None:
 
 @functools.cache
 def _runtime_of_torch() -> ctypes.CDLL | None:
-    """Return the libgomp that torch bundles, or the only one in the process; None if there is no single one.
+    """Return the libgomp that torch bundles, or else the only one in the process; None if there is no such one.
 
     Any other libgomp would start a second pool, which spins beside torch's.
     """
@@ -60,7 +60,7 @@ def _runtime_of_torch() -> ctypes.CDLL | None:
 
 @functools.cache
 def _runtimes() -> list[ctypes.CDLL]:
-    """Return the libgomps of this process; torch brings its own."""
+    """Return the libgomps loaded in this process; torch usually brings its own."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # not Linux: pools stay as they are

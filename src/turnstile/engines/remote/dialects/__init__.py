@@ -1,1 +1,1 @@
-"""Dialects: how each kind of server is asked for tokens and given new weights, one file for each kind."""
+"""Dialects, one for each kind of server, which define how to request tokens and load new weights."""

@@ -1,4 +1,4 @@
-"""The protocol of dialects, and what they share: the parsed response to a prompt of ids."""
+"""The protocol of dialects, and what they share, such as the parsed response to a prompt of ids."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from turnstile.errors import EngineError
 from turnstile.types import I32, Sampling
 
 CERTAINTY_TOLERANCE = 1e-3
-"""Largest deviation from 0 of the log-probability of the only token that may be drawn."""
+"""Largest accepted deviation from 0 of the log-probability of a token that is certain."""
 
 
 class Connection(Protocol):
-    """Requests to one server; implemented by `engines.remote.endpoint.Endpoint`."""
+    """Protocol of requests to one server; implemented by `engines.remote.endpoint.Endpoint`."""
 
     url: str
 
@@ -33,8 +33,8 @@ class Connection(Protocol):
 class RawCompletion:
     """Sampled tokens as a server returned them.
 
-    `labels` names the weights of each token, `forced` says whether a constraint allowed no other; None if the server
-    does not report them.
+    `labels` names the weights that sampled each token, and `forced` says of each whether a constraint allowed no other.
+    Both, like `entropies`, are None if the server does not report them.
     """
 
     ids: list[int]
@@ -46,26 +46,27 @@ class RawCompletion:
 
 
 class Dialect(Protocol):
-    """Protocol of one kind of server."""
+    """Protocol of the ways to talk to one kind of server."""
 
     logprobs_are_masked: bool
-    """Whether log-probabilities are those of the distribution that a regex or a grammar has masked."""
+    """Whether log-probabilities are those of the distribution after a regex or a grammar has masked it."""
 
     async def prepare(self, server: Connection) -> None:
-        """Repair, before the first request, a state that a killed trainer may have left the server in."""
+        """Repair, before the first request, what a killed trainer may have left broken on the server."""
         ...
 
     async def complete(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
     ) -> RawCompletion | None:
-        """Sample from the server; None if ids or log-probabilities are missing.
+        """Sample a completion; return None if the response lacks valid ids or log-probabilities.
 
-        Requests of one `session` share prefixes. Raises errors as `Endpoint.post`.
+        Requests of one `session` share prefixes. Raises the errors of `Endpoint.post`, and EngineError for a response
+        without exactly one choice.
         """
         ...
 
     async def load(self, server: Connection, weights: PublishedWeights) -> None:
-        """Let the server sample with these weights from the next token on, and drop values cached with others.
+        """Make the server sample with `weights` from the next token on, and discard cache entries from older ones.
 
         Raises ConfigError for a server whose start options do not allow it, EngineError if the load fails.
         """

@@ -1,4 +1,4 @@
-"""OpenAI's completions with ids in and out: `turnstile serve`, and vLLM from 0.10.2 on for evaluation."""
+"""Dialect of OpenAI's completions with ids in and out, for `turnstile serve`, or vLLM from 0.10.2 in evaluation."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from turnstile.types import I32, Sampling
 
 
 class CompletionsDialect:
-    """Dialect of OpenAI's completions; can load weights into `turnstile serve` only."""
+    """Dialect of OpenAI's completions, which can load weights into `turnstile serve` only."""
 
     logprobs_are_masked = False
 
     async def prepare(self, server: Connection) -> None:
-        """Do nothing: no state outlives a request."""
+        """Do nothing, since no state outlives a request."""
 
     async def complete(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
     ) -> RawCompletion | None:
-        """Sample with /completions."""
+        """Sample via /completions."""
         body = {
             "model": model,
             "prompt": prompt_ids.tolist(),
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "top_k": sampling.top_k,  # also when off: vLLM replaces omitted settings by the model's own defaults
+            "top_k": sampling.top_k,  # also when off: vLLM replaces omitted settings with the model's own defaults
             "min_p": sampling.min_p,
             "seed": sampling.seed,
             "logprobs": 1,
@@ -57,7 +57,7 @@ class CompletionsDialect:
         )
 
     async def load(self, server: Connection, weights: PublishedWeights) -> None:
-        """Load weights with /weights."""
+        """Load weights via /weights. Raises ConfigError if the server was not started for that."""
         try:
             await server.control("/weights", {"folder": str(weights.folder), "version": weights.label})
         except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Any server of messages: conversations in, texts out (see `engines.text_codec`).
+"""Dialect for any server of messages, which takes conversations and returns texts (see `engines.text_codec`).
 
 There are no log-probabilities, so the turns cannot be trained on.
 """
@@ -15,17 +15,20 @@ from turnstile.types import I32, Sampling
 
 
 class MessagesDialect:
-    """Dialect of OpenAI's chat completions; cannot load weights."""
+    """Dialect of OpenAI's chat completions, which cannot load weights."""
 
     logprobs_are_masked = True
 
     async def prepare(self, server: Connection) -> None:
-        """Do nothing: no state outlives a request."""
+        """Do nothing, since no state outlives a request."""
 
     async def complete(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
     ) -> RawCompletion | None:
-        """Sample with /chat/completions; the log-probabilities are 0."""
+        """Sample via /chat/completions; the log-probabilities are 0.
+
+        Raises ConfigError if the prompt does not consist of encoded messages.
+        """
         try:
             messages = [{"role": role, "content": text} for role, text in decode_messages(prompt_ids)]
         except ValueError as error:
@@ -56,5 +59,5 @@ class MessagesDialect:
         return RawCompletion(ids=ids, logprobs=[0.0] * len(ids), finish=finish)
 
     async def load(self, server: Connection, weights: PublishedWeights) -> None:
-        """Raise ConfigError: such servers cannot be trained over."""
+        """Raise ConfigError, since training needs ids and log-probabilities."""
         raise ConfigError("engine.mode = 'text' is for evaluation and judges; training needs ids: use 'tokens'")

@@ -1,4 +1,4 @@
-"""SGLang: /generate with ids in and out, and weight reloads from a folder."""
+"""Dialect of SGLang, which uses /generate with ids in and out, and reloads weights from a folder."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class SGLangDialect:
     logprobs_are_masked = True
 
     async def prepare(self, server: Connection) -> None:
-        """Do nothing: no state outlives a request."""
+        """Do nothing, since no state outlives a request."""
 
     async def complete(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
     ) -> RawCompletion | None:
-        """Sample with /generate."""
+        """Sample via /generate. Raises ConfigError for a grammar, which SGLang does not support."""
         params: dict[str, Any] = {
             "max_new_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
@@ -56,7 +56,11 @@ class SGLangDialect:
         )
 
     async def load(self, server: Connection, weights: PublishedWeights) -> None:
-        """Reload from the folder. SGLang finishes requests under way first, so a completion has one version."""
+        """Reload weights from their folder.
+
+        SGLang finishes requests under way first, so each completion has one version. Raises EngineError if the reload
+        fails.
+        """
         body = {"model_path": str(weights.folder), "weight_version": weights.label, "flush_cache": True}
         answer = await server.control("/update_weights_from_disk", body, root=True)
         if answer.get("success") is not True:

@@ -1,6 +1,6 @@
-"""vLLM for training: ids in and out with the weights of each token, and weight reloads from a folder.
+"""Dialect of vLLM for training, with ids in and out, the weights of each token, and weight reloads from a folder.
 
-The paths that load weights exist if the server was started with VLLM_SERVER_DEV_MODE=1.
+The paths that load weights exist only if the server was started with VLLM_SERVER_DEV_MODE=1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from turnstile.errors import ConfigError, EngineError, EngineGoneError
 from turnstile.types import I32, Sampling
 
 _log = logging.getLogger(__name__)
-RESUME_TIMEOUT = 30.0  # seconds for a server to resume after a reload, also after a cancelled one
+RESUME_TIMEOUT = 30.0  # seconds in which a server must resume after a reload, even a cancelled one
 
 
 class VLLMDialect:
@@ -30,12 +30,12 @@ class VLLMDialect:
     async def prepare(self, server: Connection) -> None:
         """Resume a server that was left paused.
 
-        A trainer that is killed during a reload leaves it so, with weights that belong to no version.
+        A trainer that is killed during a reload leaves the server paused, with weights that belong to no version.
         """
         try:
             paused = (await server.get("/is_paused", root=True)).get("is_paused")
         except ConfigError as error:
-            raise _missing_feature(error) from None
+            raise _missing_feature_error(error) from None
         if paused is not False:
             _log.warning("the server at %s was left paused by a reload; resuming it", server.url)
             await _resume(server, INITIAL_LABELS[1])
@@ -43,7 +43,7 @@ class VLLMDialect:
     async def complete(
         self, server: Connection, model: str, prompt_ids: I32, sampling: Sampling, session: str = ""
     ) -> RawCompletion | None:
-        """Sample with /inference/v1/generate."""
+        """Sample via /inference/v1/generate."""
         params: dict[str, Any] = {
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
@@ -76,7 +76,10 @@ class VLLMDialect:
         )
 
     async def load(self, server: Connection, weights: PublishedWeights) -> None:
-        """Reload between two tokens: requests under way are paused, and continue with the new weights."""
+        """Reload weights between two tokens; requests under way are paused and continue with the new weights.
+
+        Raises ConfigError for vLLM on a CPU if the trained output layer is tied to the embedding.
+        """
         try:
             if self._packs_layers is None:
                 self._packs_layers = await _is_on_cpu(server)
@@ -84,15 +87,15 @@ class VLLMDialect:
                 await _reload(server, weights)
                 return
         except ConfigError as error:
-            raise _missing_feature(error) from None
+            raise _missing_feature_error(error) from None
         raise ConfigError(
             f"the server at {server.url} is vLLM on a CPU, which does not reload an output layer that is tied to "
             "the embedding, as this model's is; train over turnstile serve, or with model.train = 'top' or 'lora'"
         )
 
 
-def _missing_feature(error: ConfigError) -> ConfigError:
-    """Return the error for a vLLM that lacks the paths that load weights."""
+def _missing_feature_error(error: ConfigError) -> ConfigError:
+    """Return the error to raise for a vLLM server that lacks the paths that load weights."""
     return ConfigError(
         f"{error}; training loads weights into the server, so start vLLM with "
         "VLLM_SERVER_DEV_MODE=1 and --enable-scale-out (0.32 works; older versions lack /update_weight_version)"
@@ -107,7 +110,7 @@ async def _is_on_cpu(server: Connection) -> bool:
 
 
 async def _reload(server: Connection, weights: PublishedWeights) -> None:
-    """Pause, reload, drop the prefix cache and resume."""
+    """Pause the server, reload its weights, drop its prefix cache and resume it."""
     reload = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.folder)}}
     await server.control("/pause?mode=keep", {}, root=True)
     label = INITIAL_LABELS[1]  # for tokens sampled after a failed reload
@@ -122,10 +125,10 @@ async def _reload(server: Connection, weights: PublishedWeights) -> None:
 
 
 async def _resume(server: Connection, label: str) -> None:
-    """Resume sampling, with this label for the tokens.
+    """Set the label of the weights and resume sampling.
 
-    A hanging server gets RESUME_TIMEOUT instead of a request's timeout: a reload is usually cancelled because the
-    server hangs.
+    Raises EngineGoneError after RESUME_TIMEOUT seconds. A request's timeout would be too long, since a reload is
+    usually cancelled because the server hangs.
     """
     try:
         async with asyncio.timeout(RESUME_TIMEOUT):

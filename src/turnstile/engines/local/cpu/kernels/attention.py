@@ -27,8 +27,8 @@ from turnstile.engines.local.cpu.kernels.base import (
 SEGMENT_FIELDS = 5
 """Fields of a cache segment.
 
-The address of the keys of its first layer; the offsets in bytes of the values, of the next layer and of the next head;
-the number of columns seen.
+They are the address of the keys of its first layer; the offsets in bytes of the values, of the next layer and of the
+next head; and the number of columns seen.
 """
 
 TILE = 128
@@ -36,24 +36,24 @@ TILE = 128
 
 
 @compiled
-def _keys(segment: Any, layer: Any, head: Any) -> Any:
-    """Return the address of the keys of a segment i64[SEGMENT_FIELDS]."""
+def _keys_at(segment: Any, layer: Any, head: Any) -> Any:
+    """Return the address of the keys of a segment i64[SEGMENT_FIELDS] for a layer and key head."""
     return segment[0] + layer * segment[2] + head * segment[3]
 
 
 @compiled
 def _segment_arrays(segment: Any, layer: Any, head: Any, width: Any) -> Any:
-    """Return the keys and values f32[columns, width] of a segment i64[SEGMENT_FIELDS]."""
-    keys = _keys(segment, layer, head)
+    """Return the keys and values f32[columns, width] of a segment i64[SEGMENT_FIELDS] for a layer and key head."""
+    keys = _keys_at(segment, layer, head)
     shape = (segment[4], width)
     return carray(floats(keys), shape), carray(floats(keys + segment[1]), shape)
 
 
 @compiled
 def _fetch_columns(address: Any, begin: Any, end: Any, width: Any) -> None:
-    """Prefetch columns of keys or values f32[columns, width] at an address.
+    """Prefetch columns begin..end-1 of keys or values f32[columns, width] at an address.
 
-    The next columns load while the current ones are computed with: the hardware prefetcher stops at the end of a page.
+    The next columns load while the current ones are in use, since the hardware prefetcher stops at the end of a page.
     """
     size = width * 4  # bytes of a column
     for line in range(address + begin * size, address + end * size, LINE):
@@ -77,7 +77,7 @@ def _exponentiate(scores: Any, highest: Any, scale: Any) -> Any:
 def _score(queries: Any, keys: Any, prefetch: Any, scores: Any, heads: Any, width: Any) -> None:
     """Write the products of queries f32[heads, width] and keys f32[n, width] to scores f32[heads, n].
 
-    Four columns at a time, as sums that do not wait for each other. `prefetch` is the address to load next.
+    Computes four columns at a time, whose sums do not wait for each other. `prefetch` is the address to load next.
     """
     fours = len(keys) // 4 * 4
     for column in range(0, fours, 4):
@@ -103,7 +103,7 @@ def _score(queries: Any, keys: Any, prefetch: Any, scores: Any, heads: Any, widt
 def _add_values(weights: Any, values: Any, prefetch: Any, output: Any, heads: Any, width: Any) -> None:
     """Add values f32[n, width], weighted by f32[heads, n], to output f32[heads, width].
 
-    Four columns at a time, as the output is read and written for each. `prefetch` is the address to load next.
+    Adds four columns at a time, since the output is read and written each time. `prefetch` is the address to load next.
     """
     fours = len(values) // 4 * 4
     for column in range(0, fours, 4):
@@ -127,8 +127,8 @@ def _attend_columns(  # noqa: PLR0913 - a kernel takes arrays, not objects
 ) -> None:  # fmt: skip
     """Add columns, tile by tile, to the running attention output f32[heads, width] of a token.
 
-    This is online softmax: `highest` and `total` are each head's largest score and sum of e^(scale (score - highest))
-    so far, and the output is rescaled when the highest score grows. scores f32[heads, TILE] is scratch space.
+    This is online softmax: `highest` and `total` hold each head's largest score and sum of e^(scale (score - highest))
+    so far, and the output is rescaled when the largest score grows. scores f32[heads, TILE] is scratch space.
     `prefetch` is the address of the keys that are read next.
     """
     for begin in range(0, len(keys), TILE):
@@ -150,9 +150,9 @@ def _attend_columns(  # noqa: PLR0913 - a kernel takes arrays, not objects
 
 @functools.cache
 def attend(heads: int, width: int) -> Any:  # noqa: C901 - its loops are one kernel
-    """Return the kernel for `heads` query heads per key head of this width.
+    """Return the attention kernel for `heads` query heads per key head and heads of `width` elements.
 
-    Loops over constants are faster by a third. Nothing else may be bound in the closure: numba's cache would miss it.
+    Loops with constant bounds are faster by a third. The closure must bind nothing else, or numba's cache would miss.
     """
 
     def kernel(args_address: Any) -> None:
@@ -187,12 +187,12 @@ def attend(heads: int, width: int) -> Any:  # noqa: C901 - its loops are one ker
                         queries[i, query] = carray(floats(where), width)
                 output[:count], highest[:count], total[:count] = 0, -np.inf, 0
                 # What is read after these tokens; at the end, keys that are cached already.
-                after = _keys(shared, layer, head)
+                after = _keys_at(shared, layer, head)
                 if begin + count < last:
-                    after = _keys(segments[first[order[(begin + count) % tokens]]], layer, (begin + count) // tokens)
+                    after = _keys_at(segments[first[order[(begin + count) % tokens]]], layer, (begin + count) // tokens)
                 keys, values = _segment_arrays(shared, layer, head, width)
                 own = first[order[at]] + 1
-                prefetch = _keys(segments[own], layer, head) if own < first[order[at] + 1] else after
+                prefetch = _keys_at(segments[own], layer, head) if own < first[order[at] + 1] else after
                 for column in range(0, len(keys), TILE):
                     tile_keys, tile_values = keys[column : column + TILE], values[column : column + TILE]
                     tile_prefetch = address_of(keys[column + TILE :]) if column + TILE < len(keys) else prefetch
@@ -204,7 +204,7 @@ def attend(heads: int, width: int) -> Any:  # noqa: C901 - its loops are one ker
                 for i in range(count):
                     token = order[at + i]
                     for place in range(first[token] + 1, first[token + 1]):
-                        prefetch = _keys(segments[place + 1], layer, head) if place + 1 < first[token + 1] else after
+                        prefetch = _keys_at(segments[place + 1], layer, head) if place + 1 < first[token + 1] else after
                         keys, values = _segment_arrays(segments[place], layer, head, width)
                         _attend_columns(
                             queries[i], keys, values, prefetch, scale, scores, highest[i], total[i], output[i],

@@ -27,13 +27,13 @@ compiled = njit(fastmath=EXACT, **_COMPILE_OPTIONS)
 
 
 def kernel_of(args: type) -> Any:
-    """Return the decorator that compiles a function of the address of one argument structure."""
+    """Return a decorator that compiles a kernel, a function of the address of one `args` structure."""
     signature = types.void(types.CPointer(from_dtype(np.dtype(args))))
     return cfunc(signature, fastmath=EXACT, error_model="numpy", cache=True)
 
 
-def _pointer_type(kind: Any) -> Any:
-    """Return the intrinsic that turns an address into a pointer to numbers of this kind."""
+def _make_pointer_cast(kind: Any) -> Any:
+    """Return the intrinsic that converts an address to a pointer to elements of this type."""
 
     @intrinsic
     def to_pointer(context: Any, address: Any) -> Any:
@@ -45,18 +45,22 @@ def _pointer_type(kind: Any) -> Any:
     return to_pointer
 
 
-floats, doubles, integers = _pointer_type(types.float32), _pointer_type(types.float64), _pointer_type(types.int64)
+floats, doubles, integers = (
+    _make_pointer_cast(types.float32),
+    _make_pointer_cast(types.float64),
+    _make_pointer_cast(types.int64),
+)
 
 
 @compiled
 def address_of(x: Any) -> Any:
-    """Return the address of an array as i64; beside numbers of its own kind, numba would make it a float."""
+    """Return the address of an array as i64, since numba would convert it to a float in sums with other integers."""
     return np.int64(x.ctypes.data)
 
 
 @intrinsic
 def take(context: Any, args: Any, count: Any) -> Any:
-    """Add `count` to the first field of an argument structure, atomically, and return its value before.
+    """Atomically add `count` to the first field of an argument structure, and return its previous value.
 
     No two threads get the same value.
     """
@@ -90,7 +94,7 @@ def fetch(context: Any, address: Any) -> Any:
 
 
 EXP_UNDERFLOW = np.float32(-87)
-"""e^x counts as 0 below this."""
+"""Below this, e^x counts as 0."""
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""Sampling of tokens from logits."""
+"""Draw tokens from logits."""
 
 # mypy: disable-error-code="untyped-decorator"
 
@@ -23,14 +23,14 @@ from turnstile.engines.local.cpu.kernels.base import (
 )
 
 SEGMENT = 256
-"""Tokens whose probabilities are summed first, to find the segment of the vocabulary in which a draw falls."""
+"""Tokens in a segment of the vocabulary. Segments are summed first, to find the one in which a draw falls."""
 
 
 @compiled
-def _masses(logits: Any, best: Any, inverse_temperature: Any, masses: Any) -> Any:
-    """Sum e^(inverse_temperature (logit - best)) by segments of the vocabulary into masses f64[n].
+def _sum_segments(logits: Any, best: Any, inverse_temperature: Any, masses: Any) -> Any:
+    """Write the sums of e^(inverse_temperature (logit - best)) over each segment of the vocabulary to masses f64[n].
 
-    Returns the total, the total weighted by each term's logarithm, and the last segment with any mass.
+    Returns the total, the total with each term weighted by its logarithm, and the last segment with any mass.
     """
     total, weighted_total, last = np.float64(0), np.float64(0), 0
     for segment in range(len(masses)):
@@ -49,7 +49,7 @@ def _masses(logits: Any, best: Any, inverse_temperature: Any, masses: Any) -> An
 
 
 @compiled
-def _find(logits: Any, best: Any, inverse_temperature: Any, masses: Any, end: Any, target: Any) -> Any:
+def _find_token(logits: Any, best: Any, inverse_temperature: Any, masses: Any, end: Any, target: Any) -> Any:
     """Return the token at which the cumulative mass exceeds a target, or the last token with any mass.
 
     Rounding can keep the mass below the target. `end` is the last segment with any mass.
@@ -81,8 +81,8 @@ def draw(args_address: Any) -> None:
             break
         logits = carray(floats(args.logits + rows[i] * args.row), vocabulary)
         best = highest_of(logits)
-        total, weighted_total, end = _masses(logits, best, inverse_temperature, masses)
-        tokens[i] = _find(logits, best, inverse_temperature, masses, end, draws[i] * total)
+        total, weighted_total, end = _sum_segments(logits, best, inverse_temperature, masses)
+        tokens[i] = _find_token(logits, best, inverse_temperature, masses, end, draws[i] * total)
         norm = np.log(total)
         stats[i, 0] = min(np.float64((logits[tokens[i]] - best) * inverse_temperature) - norm, 0.0)
         stats[i, 1] = max(norm - weighted_total / total, 0.0) if np.isfinite(total) else np.nan

@@ -1,12 +1,12 @@
 """Products of a few rows with a matrix that streams from memory.
 
-The matrix is packed into panels f32[in, WIDTH]: the weights of WIDTH outputs are contiguous. A thread walks a panel in
-blocks that fit its first-level cache, and multiplies each block by all rows, a tile of rows at a time whose sums stay
-in registers, while the next block is prefetched. So a product costs its arithmetic, and hardly the time to read the
-matrix, which a library's product of 8 to 32 rows waits for.
+The matrix is packed into panels f32[in, WIDTH], in which the weights of WIDTH outputs are contiguous. A thread walks a
+panel in blocks that fit its first-level cache. It multiplies each block by all rows, one tile of rows at a time whose
+sums stay in registers, while the next block is prefetched. So a product takes the time of its arithmetic and hardly
+waits for the matrix, unlike a library's product of 8 to 32 rows.
 
-Each sum is accumulated in the order of the inputs, whatever the number of rows: the output of a row depends on that row
-alone, to the last bit.
+Each sum is accumulated in the order of the inputs, whatever the number of rows, so the output of a row depends on that
+row alone, to the last bit.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -36,8 +36,8 @@ from turnstile.engines.local.cpu.kernels.base import (
 from turnstile.engines.local.cpu.processor import cpu_features
 
 
-def _tile() -> tuple[int, int, int]:
-    """Return numbers per register, registers per row and rows per tile for this CPU.
+def _tile_shape() -> tuple[int, int, int]:
+    """Return (elements per register, registers per row, rows per tile) for this CPU.
 
     Sums, weights and one input must fit into the registers, and there must be enough sums that none waits for another.
     """
@@ -48,7 +48,7 @@ def _tile() -> tuple[int, int, int]:
     return (4, 3, 8) if platform.machine() in ("aarch64", "arm64") else (4, 3, 4)
 
 
-LANES, REGISTERS, ROWS = _tile()
+LANES, REGISTERS, ROWS = _tile_shape()
 
 WIDTH = LANES * REGISTERS
 """Columns of a panel: the outputs that it computes for a row."""
@@ -66,8 +66,8 @@ def _add_products(
 ) -> Any:
     """Add the products of up to ROWS rows with a block f32[depth, WIDTH] of a panel to sums f32[rows, WIDTH].
 
-    The rows begin at `inputs`, `row` bytes apart. With each of the block's rows, one line is prefetched, beginning at
-    `prefetch` and `stride` bytes apart. All arguments are i64, addresses or numbers.
+    The rows begin at `inputs`, `row` bytes apart. For each of the block's rows, one cache line is prefetched; the lines
+    begin at `prefetch`, `stride` bytes apart. All arguments are i64, addresses or numbers.
     """
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -76,7 +76,7 @@ def _add_products(
         chosen = builder.switch(count, done)
         for tile_rows in range(1, ROWS + 1):
             case = builder.append_basic_block(f"rows_{tile_rows}")
-            chosen.add_case(_number(tile_rows), case)
+            chosen.add_case(_const_i64(tile_rows), case)
             builder.position_at_end(case)
             _emit_tile(builder, tile_rows, *others)
             builder.branch(done)
@@ -89,7 +89,7 @@ def _add_products(
 _FLOAT, _INTEGER, _LANES = ir.FloatType(), ir.IntType(64), ir.VectorType(ir.FloatType(), LANES)
 
 
-def _number(n: int) -> Any:
+def _const_i64(n: int) -> Any:
     return ir.Constant(_INTEGER, n)
 
 
@@ -105,10 +105,10 @@ def _emit_tile(
     tile = [(one, register) for one in range(rows) for register in range(REGISTERS)]
 
     def at(address: Any, number: int, kind: Any = _LANES) -> Any:
-        return builder.inttoptr(builder.add(address, _number(4 * number)), kind.as_pointer())
+        return builder.inttoptr(builder.add(address, _const_i64(4 * number)), kind.as_pointer())
 
     places = {(one, register): at(sums, one * WIDTH + register * LANES) for one, register in tile}
-    begins = [builder.add(inputs, builder.mul(row, _number(one))) for one in range(rows)]
+    begins = [builder.add(inputs, builder.mul(row, _const_i64(one))) for one in range(rows)]
     initial = {each: builder.load(place, align=4) for each, place in places.items()}
     before, loop, after = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("after")
     builder.branch(loop)
@@ -117,18 +117,18 @@ def _emit_tile(
     step = builder.phi(_INTEGER)
     sum_of = {each: builder.phi(_LANES) for each in tile}
     emit_prefetch(builder, builder.add(prefetch, builder.mul(step, stride)))
-    line = builder.add(block, builder.mul(step, _number(4 * WIDTH)))
+    line = builder.add(block, builder.mul(step, _const_i64(4 * WIDTH)))
     multipliers = [builder.load(at(line, register * LANES), align=4) for register in range(REGISTERS)]
-    here = builder.mul(step, _number(4))
+    here = builder.mul(step, _const_i64(4))
     updated = {}
     for one in range(rows):
         number = builder.load(at(builder.add(begins[one], here), 0, _FLOAT), align=4)
         spread = builder.shuffle_vector(builder.insert_element(nothing, number, first), nothing, to_all)
         for register, multiplier in enumerate(multipliers):
             updated[one, register] = builder.call(multiply_add, [spread, multiplier, sum_of[one, register]])
-    following = builder.add(step, _number(1))
+    following = builder.add(step, _const_i64(1))
     builder.cbranch(builder.icmp_signed("<", following, depth), loop, after)
-    step.add_incoming(_number(0), before)
+    step.add_incoming(_const_i64(0), before)
     step.add_incoming(following, loop)
     for each in tile:
         sum_of[each].add_incoming(initial[each], before)
@@ -143,7 +143,7 @@ def _emit_tile(
 def _sum_up(inputs: Any, rows: Any, panel: Any, depth: Any, sums: Any) -> None:
     """Write the products of inputs f32[rows, depth] with a panel f32[depth, WIDTH] to sums f32[rows or more, WIDTH].
 
-    Both are given by address. What follows each block is prefetched: usually it is the next block.
+    `inputs` and `panel` are addresses. The memory after each block is prefetched, which usually is the next block.
     """
     sums[:rows] = 0
     tiles = (rows + ROWS - 1) // ROWS
@@ -164,7 +164,7 @@ def _sum_up(inputs: Any, rows: Any, panel: Any, depth: Any, sums: Any) -> None:
 
 @compiled
 def _inverse_norms(inputs: Any, norm_floor: Any, inverse_norms: Any) -> None:
-    """Write 1 / hypot(length, floor) of each row f32[n, in]; ones if the floor is negative."""
+    """Write 1 / hypot(|row|, floor) for each row of inputs f32[n, in], or ones if the floor is negative."""
     inverse_norms[:] = 1
     if norm_floor >= 0:
         for row in range(len(inputs)):
@@ -185,8 +185,8 @@ def _swish(x: Any) -> Any:
 def product(args_address: Any) -> None:
     """Multiply rows by a packed matrix.
 
-    Work is split by panel (or pair of panels of which one gates the other) and by band of rows: with many rows, more
-    processors than panels have work.
+    Work is split by panel (or by pair of panels, one of which gates the other) and by band of rows, so that with many
+    rows there is work for more processors than panels.
     """
     args = carray(args_address, 1)[0]
     rows, depth, width, halves, chunk = args.rows, args.depth, args.width, args.halves, args.chunk
@@ -222,7 +222,7 @@ def product(args_address: Any) -> None:
 
 @kernel_of(PackArgs)
 def pack(args_address: Any) -> None:
-    """Pack the rows of a matrix into panels, each number multiplied by its column's scale; work is split by panel."""
+    """Pack the rows of a matrix into panels, each element multiplied by its column's scale; work is split by panel."""
     args = carray(args_address, 1)[0]
     depth, width, halves = args.depth, args.width, args.halves
     panels = (width + WIDTH - 1) // WIDTH
