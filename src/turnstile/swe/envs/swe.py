@@ -182,7 +182,7 @@ class SweEnv:
         return done("run", self._cut(text), ran_tests=True, tests_passed=verdict.resolved)
 
     async def _grade(self) -> Verdict:
-        """Run the task's tests on a fresh copy of the package with the working copy's file in it."""
+        """Return the verdict on a fresh copy of the package with the working copy's file in it."""
         return await judge(self._grader, self._bug, self._package, self._code.text)
 
     def _cut(self, text: str) -> str:

@@ -37,7 +37,7 @@ def done(command: str, say: str, **found: JSON) -> Done:
 
 
 def failed(command: str, say: str, reason: str, **found: JSON) -> Done:
-    """Return the answer to a command that failed for `reason`."""
+    """Return the answer to a command that did not succeed, for the given reason."""
     return Done(say=say, signals=signals(command, False, reason, **found))
 
 

@@ -46,7 +46,7 @@ class Instance:
     extra: Mapping[str, JSON] = dataclasses.field(default_factory=dict)  # other fields of the data set
 
     def to_json(self) -> dict[str, JSON]:
-        """Return the instance as a JSON object, without empty fields."""
+        """Return the instance as a JSON object, without optional fields that are empty."""
         record = {key: list(value) if isinstance(value, tuple) else value
                   for key, value in dataclasses.asdict(self).items()}  # fmt: skip
         return {key: value for key, value in record.items() if value or key in ("id", "problem", "log_parser")}
@@ -63,7 +63,10 @@ class Instance:
         return cls(**{**record, **tuples})
 
     def statuses(self, log: str) -> dict[str, str]:
-        """Return the status of each test in a run that printed `log`. Raises ConfigError for an unknown parser."""
+        """Return the status of each test in a run that printed `log`.
+
+        Raises ConfigError for an unknown parser.
+        """
         found: dict[str, str] = resolve("log_parser", self.log_parser)(log)
         return found
 

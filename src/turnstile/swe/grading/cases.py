@@ -35,7 +35,7 @@ class Case(Protocol):
         ...
 
     def trouble(self, gold: Verdict | None, empty: Verdict) -> str | None:
-        """Return what the two verdicts show to be wrong with the task, in a clause; None if nothing."""
+        """Return what the two verdicts show to be wrong with the task, as a clause; None if nothing."""
         ...
 
 

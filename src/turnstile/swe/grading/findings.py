@@ -28,7 +28,7 @@ class Ask:
         )
 
     def joined(self, other: Ask) -> Ask:
-        """Return a check that covers both."""
+        """Return the smallest check that covers this one and the other one."""
         return Ask(
             repeats=max(self.repeats, other.repeats),
             cheats=tuple(dict.fromkeys((*self.cheats, *other.cheats))),
@@ -65,12 +65,13 @@ class CheckedTask:
 
     @property
     def unproven(self) -> bool:
-        """Whether nothing is wrong with the task, but no repair shows that it can be solved."""
+        """Whether the task cannot be shown to be solvable, as it has no repair, though nothing else is wrong with it.
+        """
         return not self.gold and self.why is None and self.unknown is None
 
     @property
     def why(self) -> str | None:
-        """Why the task must not be trained on, in a clause; None if nothing is wrong with it."""
+        """Why the task must not be trained on, as a clause; None if nothing is wrong with it."""
         if self.unknown is not None:
             return None
         if self.flaky:

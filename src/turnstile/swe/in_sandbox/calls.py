@@ -1,4 +1,4 @@
-"""Record which functions of a package a test calls, as the interpreter reports them.
+"""Record which functions of a package a test calls, from the events that the interpreter reports.
 
 Uses the standard library only, as it runs beside the code under test.
 """

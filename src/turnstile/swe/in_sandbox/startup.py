@@ -40,7 +40,7 @@ def runs(runner: str, arguments: Any) -> bool:
 
 
 def load(name: str, repository: str) -> None:
-    """Import the plugin without the repository on the import path, or with it if that fails."""
+    """Import the plugin without the repository on the import path; if that fails, import it with the whole path."""
     whole = list(sys.path)
     sys.path[:] = [place for place in whole if not (os.path.realpath(place) + os.sep).startswith(repository + os.sep)]
     try:

@@ -20,7 +20,7 @@ from turnstile.types import Task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProblemCases:
-    """Generated tasks and instances (see `grading.cases.Cases`)."""
+    """Generated tasks and instances in the form that the gate checks (see `grading.cases.Cases`)."""
 
     problems: Problems
     probes: Mapping[str, Probe] = field(default_factory=lambda: PROBES)

@@ -136,7 +136,10 @@ def _contents(folder: Path) -> dict[str, bytes]:
 
 
 async def run(instance: Instance, sandbox: Sandbox, script: str, what: str) -> ExecResult:
-    """Run a script with bash. Raises TaskError naming `what` if it fails, SandboxError if it was ended from outside."""
+    """Run a script with bash, and return the result.
+
+    Raises TaskError naming `what` if it fails, and SandboxError if a time limit or a kill ended it.
+    """
     done = await sandbox.exec(["bash", "-c", script], limits=LIMITS, env=GIT_ENV)
     check_ended(done, f"instance {instance.id}, image {instance.image}: a command ({what})")
     if done.exit_code != 0:

@@ -162,7 +162,7 @@ class InstanceProblem:
                 self._known[path] = None
 
     async def _run(self, change: Change) -> Outcome:
-        """Run the tests in a fresh container with the change in it."""
+        """Return the outcome of the tests in a fresh container with the change in it."""
         instance = self._instance
         prepared = await self._prepare_image()
         sandbox = await self._start(prepared, prepared.graded)
