@@ -65,8 +65,7 @@ class CheckedTask:
 
     @property
     def unproven(self) -> bool:
-        """Whether the task cannot be shown to be solvable, as it has no repair, though nothing else is wrong with it.
-        """
+        """Whether nothing was found wrong with the task, but it has no repair to show that it can be solved."""
         return not self.gold and self.why is None and self.unknown is None
 
     @property

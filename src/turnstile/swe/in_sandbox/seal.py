@@ -30,8 +30,7 @@ class Seal:
         ]
 
     def broken(self) -> str | None:
-        """Return the name of a function, class or module that has been replaced since loading; None if there is none.
-        """
+        """Return the name of a function, class or module that was replaced after loading; None if there is none."""
         for name, module in self._modules.items():
             if sys.modules.get(name) is not module:
                 return name
