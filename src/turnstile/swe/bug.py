@@ -1,4 +1,4 @@
-"""A repository task as typed data: what `Task.data` of an `env = "swe"` task holds, and the files it stands for."""
+"""Typed data of a repository task (`Task.data` if its env is "swe"), and the source files that it stands for."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from turnstile.swe.packages.source import Package, fetch
 from turnstile.types import JSON, Task
 
 ENV = "swe"
-_LEFT_OUT = ("also", "statement", "statement_by")  # of the data if empty
+_LEFT_OUT = ("also", "statement", "statement_by")  # fields that `data` omits if empty
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Bug:
     """One bug in one function of one package, with the tests that reveal it.
 
-    The pristine `file` has `old` at (line, col); the bug puts `new` there. Lines count from 1 and columns from 0, in
-    characters. A bug in several places has the other edits in `also`, in the same form.
+    The pristine `file` has `old` at (line, col), where the bug puts `new`. Lines count from 1, columns from 0 in
+    characters. A bug in several places has its other edits in `also`, in the same form.
     """
 
     source: str  # e.g. pypi:toolz==1.2.0
@@ -56,7 +56,7 @@ class Bug:
 
     @classmethod
     def of(cls, task: Task) -> Bug:
-        """Return the bug of a task. Raises TaskError if the task is of another kind or lacks a field."""
+        """Return the bug of a task. Raises TaskError if its env is not "swe" or its data lacks a field."""
         if task.env != ENV:
             raise TaskError(f"task {task.id}: env is {task.env!r}, a repository task has {ENV!r}")
         fields = dataclasses.fields(cls)
@@ -90,7 +90,7 @@ class Bug:
     def bugged_text(self, package: Package) -> str:
         """Return the text of `file` with the bug in it.
 
-        Raises TaskError if the tree is not the one the bug was made in.
+        Raises TaskError if the tree is not the one that the bug was made in.
         """
         try:
             return apply_all(self.pristine_text(package), self.edits)
@@ -98,7 +98,7 @@ class Bug:
             raise TaskError(f"{package.spec}: {self.file} is not the file the task was made from ({error})") from error
 
     def data(self) -> dict[str, JSON]:
-        """Return `Task.data` for this bug, as JSON."""
+        """Return `Task.data` for this bug, as JSON values."""
         found = {
             key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(self).items()
         }
@@ -107,7 +107,7 @@ class Bug:
 
 
 def read_source(path: Path) -> str:
-    """Read a source file with its line ends as they are. Raises UnicodeDecodeError if it is not UTF-8."""
+    """Return the text of a source file, line ends unchanged. Raises UnicodeDecodeError if it is not UTF-8."""
     return path.read_bytes().decode("utf-8")
 
 
@@ -117,10 +117,10 @@ def _fetch(source: str, requires: tuple[str, ...], cache: Path) -> Package:
 
 
 def package_of(task: Task | Bug) -> Package:
-    """Return the package of a task, from the cache or fetched. Raises TaskError if its tree is not the task's.
+    """Return the package of a task, fetching it if it is not cached.
 
     `package.tree` is the pristine template of the task; the bugged template is a copy of it with `file` replaced by
-    `Bug.bugged_text(package)`.
+    `Bug.bugged_text(package)`. Raises TaskError if the package cannot be fetched, or its tree is not the task's.
     """
     bug = task if isinstance(task, Bug) else Bug.of(task)
     package = _fetch(bug.source, bug.requires, cache_dir())

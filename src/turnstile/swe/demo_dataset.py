@@ -1,8 +1,8 @@
-"""The task files of the demo: which packages they are made of, and the command that makes them.
+"""Make the task files of the demo from a fixed list of packages.
 
     python -m turnstile.swe.demo_dataset data/demo
 
-Training and held-out tasks share no package. Killed and started again, it goes on where it stopped.
+Training and held-out tasks share no package. If the command is killed, running it again resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from turnstile.types import Task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ingredient:
-    """One package of the demo, how many tasks of it are wanted, and what its tests need beyond its metadata."""
+    """One package of the demo, the number of tasks wanted, and test requirements that its metadata leaves out."""
 
     source: str
     n: int
@@ -64,9 +64,9 @@ async def make_demo(
     held_out: Sequence[Ingredient] = HELD_OUT,
     progress: Callable[[Progress], None] = lambda report: None,
 ) -> tuple[int, int]:
-    """Write `train.jsonl`, `heldout.jsonl` and `NOTICE.md` into `folder`; return how many tasks each task file holds.
+    """Write `train.jsonl`, `heldout.jsonl` and `NOTICE.md` into `folder`; return the task counts of the two files.
 
-    The tasks of each package are kept in the cache until then. Raises TaskError as `make` does.
+    Until they are written, the tasks of each package are kept in the cache. Raises TaskError as `make` does.
     """
     found: dict[str, list[Task]] = {}
     for name, ingredients in (("train", train), ("heldout", held_out)):
@@ -90,9 +90,9 @@ async def make_demo(
 
 
 def notice(found: Mapping[str, Sequence[Task]], seed: int) -> str:
-    """Return the notice of the task files.
+    """Return the text of NOTICE.md for the task files.
 
-    It names the packages that they use, their licences and rights, and the command that made the files.
+    It lists the packages that they use, with licences and copyright lines, and the command that made the files.
     """
     rows, rights = [], []
     for name, tasks in found.items():
@@ -125,7 +125,7 @@ disjoint; lines are in an order drawn from the task's id, so the first N of a fi
 
 
 def copyrights(package: Package) -> list[str]:
-    """Return the copyright lines of the package's licence file."""
+    """Return the copyright lines in the package's licence file; none if it has no such file."""
     if package.licence_file is None:
         return []
     text = (package.tree / package.licence_file).read_text(encoding="utf-8", errors="replace")
@@ -134,7 +134,7 @@ def copyrights(package: Package) -> list[str]:
 
 
 def main() -> None:
-    """Make the task files of the demo in the folder that the command line names."""
+    """Make the demo's task files in the folder named on the command line."""
     parser = argparse.ArgumentParser(description="Make the task files of the demo.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)

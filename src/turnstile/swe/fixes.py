@@ -1,9 +1,9 @@
-"""Express a repair as search and replace in what an agent is shown of the function, if possible.
+"""Express a repair as search and replace in the part of a function that an agent is shown, if possible.
 
-The view of a function has its lines without the docstring, comments and blank lines, and without the indentation of the
-whole. A fix replaces text that occurs once in the view by other text; both may span lines that follow each other in the
-file. Every kind of bug can be expressed like this, but not every bug: not one in a run of shown lines that occurs twice
-in the function, and not one that removed a text which begins further left than the function does.
+The view of a function leaves out docstrings, comments and blank lines, and the indentation of the function as a whole.
+A fix replaces text that occurs once in the view; both its texts may span lines that are consecutive in the file. Every
+kind of bug can be expressed like this, but not every bug. The exceptions are a bug in a run of shown lines that occurs
+twice in the function, and one that removed text indented less than the function.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from turnstile.swe.bug import Bug
 from turnstile.swe.edits import apply_all
 
 Fix = tuple[str, str]
-"""old, new"""
+"""(old, new)"""
 
 
 def fixes(bug: Bug, pristine: str) -> list[Fix]:
-    """Return the fixes that repair the function of `bug`, one for each place, in the order to make them.
+    """Return the fixes that repair the bug, one for each place, in the order to apply them.
 
-    `pristine` is the text of the file without the bug. Raises TaskError for a bug that cannot be expressed like this.
+    `pristine` is the text of the file without the bug. Raises TaskError for a bug that cannot be repaired by fixes.
     """
     view = View.of(bug, apply_all(pristine, bug.edits))
     if bug.unique and view.occurs_once(bug.buggy):
         return [(bug.buggy, bug.fixed)]
     found = []
-    for hunk in reversed(hunks(bug, pristine)):  # the last first: the lines of the others stay where they are
+    for hunk in reversed(hunks(bug, pristine)):  # from last to first, so that the lines of the others do not move
         found.append(view.fix(hunk, bug))
         view = view.after(hunk)
     return found
@@ -36,7 +36,7 @@ def fixes(bug: Bug, pristine: str) -> list[Fix]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hunk:
-    """Lines `first` to `last` of the text with the bug are to become `lines`.
+    """A replacement of lines `first` to `last` of the buggy text with `lines`.
 
     `last` is `first - 1` if the bug removed all of them.
     """
@@ -47,15 +47,15 @@ class Hunk:
 
 
 def hunks(bug: Bug, pristine: str) -> list[Hunk]:
-    """Return the whole lines that the bug's edits changed, as the hunks that undo them."""
+    """Return the hunks of whole lines that undo the bug's edits, in order."""
     before = pristine.split("\n")
     found: list[Hunk] = []
-    moved = 0  # lines that the edits so far have added
+    moved = 0  # lines added by the edits so far
     for line, col, old, new in sorted(bug.edits):
         first, last = line, line + old.count("\n")
         grown = new.count("\n") - old.count("\n")
         whole = col == 0 and old.endswith("\n") and (not new or new.endswith("\n"))
-        if whole:  # the line after it is as it was
+        if whole:  # the edit ends before the next line
             last -= 1
         begin, end = first + moved, last + moved + grown
         found.append(Hunk(first=begin, last=end, lines=tuple(before[first - 1 : last])))
@@ -65,7 +65,7 @@ def hunks(bug: Bug, pristine: str) -> list[Hunk]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """The shown lines of a function by their numbers, without the indentation of the whole."""
+    """The shown lines of a function by line number, without the function's own indentation."""
 
     shown: dict[int, str]
     indent: str
@@ -78,12 +78,12 @@ class View:
         return cls(shown={number: _bare(lines[number - 1], indent) for number in bug.shown_lines()}, indent=indent)
 
     def fix(self, hunk: Hunk, bug: Bug) -> Fix:
-        """Return the fix for a hunk that replaces the smallest run of shown lines around it that occurs once.
+        """Return a fix that makes the hunk's change in the smallest run of shown lines that occurs once.
 
         Raises TaskError if there is none.
         """
         if not any(line.strip() and not line.startswith(self.indent) for line in hunk.lines):
-            hunk = self._in_sight(hunk)
+            hunk = self._move_into_view(hunk)
             for first, last in self._runs(hunk):
                 old = "\n".join(self.shown[number] for number in range(first, last + 1))
                 if old.strip() and self.occurs_once(old):
@@ -96,7 +96,7 @@ class View:
         )
 
     def after(self, hunk: Hunk) -> View:
-        """Return the view with the hunk undone; its line numbers are right only up to the end of the hunk."""
+        """Return the view with the hunk applied; line numbers after the hunk are no longer right."""
         shown = {number: line for number, line in self.shown.items() if number < hunk.first}
         rest = {number: line for number, line in self.shown.items() if number > hunk.last}
         return replace(self, shown={**shown, **dict(zip(count(hunk.first), self._bare(hunk))), **rest})
@@ -104,15 +104,18 @@ class View:
     def _bare(self, hunk: Hunk) -> list[str]:
         return [_bare(line, self.indent) for line in hunk.lines]
 
-    def _in_sight(self, hunk: Hunk) -> Hunk:
-        """Move lines that the bug removed beside hidden lines to the next shown line; they may as well stand there."""
+    def _move_into_view(self, hunk: Hunk) -> Hunk:
+        """Return the hunk; one that only inserts lines next to hidden ones is moved to the next shown line.
+
+        The inserted lines work as well there, since the hidden lines do nothing.
+        """
         if hunk.first <= hunk.last or hunk.first - 1 in self.shown:
             return hunk
         place = next((number for number in self.shown if number >= hunk.first), hunk.first)
         return replace(hunk, first=place, last=place - 1)
 
     def _runs(self, hunk: Hunk) -> list[tuple[int, int]]:
-        """Return the runs of shown lines that contain the hunk, or touch it if it has no lines, smaller ones first."""
+        """Return the runs of shown lines that contain the hunk, or touch it if it only inserts, smallest first."""
         if any(number not in self.shown for number in range(hunk.first, hunk.last + 1)):
             return []
         lowest, highest = hunk.first, hunk.last
@@ -129,7 +132,7 @@ class View:
         return sorted(runs, key=lambda run: (run[1] - run[0], -run[0]))
 
     def occurs_once(self, old: str) -> bool:
-        """Return whether the view holds the text once; overlapping places count too, as they do for an edit."""
+        """Return whether the view contains the text once; overlapping occurrences count too, as they do for an edit."""
         whole = "\n".join(self.shown.values())
         at = whole.find(old)
         return at >= 0 and whole.find(old, at + 1) < 0

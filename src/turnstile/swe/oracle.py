@@ -1,6 +1,6 @@
-"""Demonstrations of a repair, and the two agents that every result is compared with: the oracle and chance.
+"""Demonstrations of repairs, and the two reference agents: the oracle and a random agent.
 
-They act through the tools of `turnstile.swe.envs.swe` (view, fix, undo, run, submit), as messages with tool calls.
+They act through the tools of `turnstile.swe.envs.swe` (view, fix, undo, run, submit), in messages with tool calls.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _SLIPS = {
     "min": ("max",), "max": ("min",), "any": ("all",), "all": ("any",), "0": ("1",), "1": ("0", "2"), "2": ("1",),
 }  # fmt: skip
 Share = Annotated[float, Field(ge=0, le=1)]
-"""A share of demonstrations, or of their commands."""
+"""A share of demonstrations."""
 
 
 def demonstrate(
     task: Task, rng: random.Random, *, skip_run: Share = 0.25, missed: Share = 0.1, wrong: Share = 0.1
 ) -> list[DemoStep]:
-    """Return a repair from view to submit, in one of several forms drawn by `rng`.
+    """Return a demonstrated repair, from view to submit, in one of several forms drawn with `rng`.
 
-    With probability `missed` the agent first looks for text that is not there. With probability `wrong` it first makes
-    a valid but wrong fix, sees the tests fail and undoes it. In both cases the slip itself is not trainable, but what
-    follows it is. Of the other demonstrations, a share `skip_run` submits without a run. Raises TaskError for a bug
-    that no fix in the view can undo (see `fixes`).
+    With probability `missed`, the agent first tries to replace text that is not there. With probability `wrong`, it
+    first makes a valid but wrong fix, sees the tests fail and undoes it. In both cases the mistake itself is not
+    trainable, but what follows is. Of the other demonstrations, a share `skip_run` submits without running the tests.
+    Raises TaskError for a bug that no fix in the view can undo (see `fixes`).
     """
-    lines = _shown(task)
+    lines = _shown_lines(task)
     repair = _repair(task)
     steps = [DemoStep(message=call("view"))]
     draw = rng.random()
     if draw < missed:
-        slip = _missing_edit(lines, rng)
+        slip = _unmatched_edit(lines, rng)
         if slip is not None:
             steps.append(DemoStep(message=_fix(*slip), trainable=False))
     elif draw < missed + wrong:
@@ -58,7 +58,7 @@ def demonstrate(
 
 
 def oracle(task: Task) -> Agent:
-    """Return an agent that knows the bug: view, a fix for each place, run, submit.
+    """Return an agent that knows the bug: it views, makes a fix for each place, runs the tests and submits.
 
     Raises TaskError as `demonstrate` does.
     """
@@ -67,11 +67,12 @@ def oracle(task: Task) -> Agent:
 
 
 def random_agent(task: Task, rng: random.Random) -> Agent:
-    """Return an agent that acts validly and blindly, with any command.
+    """Return an agent that takes valid actions at random.
 
-    A fix of it replaces one token of the shown lines by another one of them, or by what it is often confused with.
+    Its fixes replace a token of the shown lines with another of their tokens, or with one of the usual operators and
+    words in `_SLIPS`.
     """
-    lines = _shown(task)
+    lines = _shown_lines(task)
     tokens = sorted({token for line in lines for token in TOKEN.findall(line)}.union(_SLIPS) - {"->"})
 
     def act(observation: Sequence[Message]) -> Message:
@@ -94,8 +95,8 @@ def _repair(task: Task) -> list[Fix]:
         raise TaskError(f"task {task.id}: {error}") from None
 
 
-def _shown(task: Task) -> list[str]:
-    """Return the lines that a view shows, without indentation."""
+def _shown_lines(task: Task) -> list[str]:
+    """Return the lines that a view of the function shows, without indentation."""
     bug = Bug.of(task)
     lines = bug.bugged_text(package_of(bug)).split("\n")
     return [lines[number - 1].strip() for number in bug.shown_lines()]
@@ -104,10 +105,10 @@ def _shown(task: Task) -> list[str]:
 def random_edit(
     lines: Sequence[str], rng: random.Random, others: Callable[[str], Sequence[str]]
 ) -> tuple[str, str] | None:
-    """Return (old, new) that replaces one token of `lines` by one of `others(token)`, with a token around it.
+    """Return (old, new) that replaces one token of `lines` with one of `others(token)`; None if there is none.
 
-    The text to find occurs once in `lines` and holds no arrow, which separates the two texts of a fix in line form.
-    None if there is no such edit.
+    Both texts include the neighbouring tokens on the line. `old` occurs once in `lines` and contains no arrow, which
+    separates the two texts of a fix in line form.
     """
     places = [
         (line, index, spans)
@@ -126,15 +127,15 @@ def random_edit(
 
 
 def _wrong_edit(lines: Sequence[str], repair: Sequence[Fix], rng: random.Random) -> tuple[str, str] | None:
-    """Return a plausible slip on a line that the repair does not touch."""
+    """Return a plausible but wrong fix on a line that the repair does not touch; None if there is none."""
     touched = [part.strip() for old, _ in repair for part in old.split("\n") if part.strip()]
     healthy = [line for line in lines if not any(part in line for part in touched)]
     edit = random_edit(healthy, rng, lambda token: _SLIPS.get(token, ()))
     return edit if edit and sum(line.count(edit[0]) for line in lines) == 1 else None
 
 
-def _missing_edit(lines: Sequence[str], rng: random.Random) -> tuple[str, str] | None:
-    """Return a fix of text that looks like the code's but does not occur in it."""
+def _unmatched_edit(lines: Sequence[str], rng: random.Random) -> tuple[str, str] | None:
+    """Return a fix whose old text resembles the code but does not occur in it; None if there is none."""
     edit = random_edit(lines, rng, lambda token: _SLIPS.get(token, ()))
     if edit is None or any(edit[1] in line for line in lines):
         return None

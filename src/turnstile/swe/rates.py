@@ -1,4 +1,4 @@
-"""Whether a repair was handed in, changed something, and is right: each rate is a subset of the one before."""
+"""Tell whether a repair was submitted, changed something, and is right; each of these implies the one before."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from turnstile.types import Stop, Trajectory
 
 
 def completed(trajectory: Trajectory) -> bool:
-    """Tell whether the agent submitted; without such a signal, whether the task came to its own end."""
+    """Return whether the agent submitted; without that signal, whether the task came to its own end."""
     return bool(trajectory.signals.get("submitted", trajectory.stop in (Stop.SUBMITTED, Stop.DONE)))
 
 
 def modified(trajectory: Trajectory) -> bool:
-    """Tell whether the agent submitted a non-test diff that is not empty; without such a signal, any submission."""
+    """Return whether the agent submitted a non-empty non-test diff; without that signal, any submission counts."""
     return completed(trajectory) and bool(trajectory.signals.get("modified", True))
 
 
 def resolved(trajectory: Trajectory) -> bool:
-    """Tell whether the agent submitted a change after which every test passes that must (the signal `resolved`)."""
+    """Return whether the agent submitted a change with which all required tests pass (the signal `resolved`)."""
     return modified(trajectory) and bool(trajectory.signals.get("resolved", False))
 
 

@@ -1,6 +1,6 @@
-"""Rewards for software repair: how far an episode came, what the agent did, and what the tests said.
+"""Rewards for software repair, by how far an episode came, what the agent did, and what the tests said.
 
-The step rewards return f32[K], 1 where the turn earned it. Those that can be earned over and over without progress
+The step rewards return f32[K], 1 where the turn earned it. Those that could be earned again and again without progress
 count `once` by default. All read signals that `swe.envs` records, and raise ConfigError if one was not recorded.
 """
 
@@ -30,7 +30,7 @@ DEFAULT_TERMS = (
     },
     {"kind": "command_succeeded", "weight": 0.1},
 )
-"""The rewards of a recipe that names none: step rewards count only above an empty patch, and a failing change earns so
+"""The rewards of a recipe that names none. Step rewards count only above an empty patch, and a failing change earns so
 little that another try pays."""
 
 
@@ -43,11 +43,11 @@ def outcome_class(
     fail: float = 0.0,
     passed: float = 1.0,
 ) -> float | None:
-    """The terminal reward of a repair: no_submit <= empty_patch <= fail <= passed (ranked as in arXiv 2508.10548).
+    """Return the terminal reward of a repair, no_submit <= empty_patch <= fail <= passed (as in arXiv 2508.10548).
 
-    An episode that never submitted is `no_submit`, whatever it changed; a submission with an empty non-test diff is
-    `empty_patch`; `passed` means that every test that must pass does. None if infrastructure failed (`Stop.ERROR`, or a
-    verdict that could not be had): that is never one of the four classes.
+    An episode that never submitted gets `no_submit`, whatever it changed; a submission with an empty non-test diff gets
+    `empty_patch`; one with which every required test passes gets `passed`, and any other gets `fail`. Returns None if
+    infrastructure failed (`Stop.ERROR`) or there is no verdict, as that is none of the four classes.
 
     Reads the episode's signals submitted, modified, resolved. Raises ConfigError if one is missing, or if the four
     values are out of order.
@@ -70,20 +70,26 @@ def outcome_class(
 
 
 def looked_at_failing_code(task: Task, trajectory: Trajectory, *, once: bool = True) -> F32:
-    """1 for each turn that showed code the failing tests run through (with `once`, only the first), else 0; f32[K]."""
+    """Return 1 for each turn that showed code run by the failing tests, else 0; f32[K].
+
+    With `once`, only the first such turn counts.
+    """
     name = "looked_at_failing_code"
     return where(trajectory, lambda turn: bool(turn_signal(turn, name, name)), once=once)
 
 
 def ran_tests(task: Task, trajectory: Trajectory, *, once: bool = True) -> F32:
-    """1 for each turn that ran the tests, pass or fail (with `once`, only the first), else 0; f32[K]."""
+    """Return 1 for each turn that ran tests, whether they passed or not, else 0; f32[K].
+
+    With `once`, only the first such turn counts.
+    """
     return where(trajectory, lambda turn: bool(turn_signal(turn, "ran_tests", "ran_tests")), once=once)
 
 
 def modified_code(task: Task, trajectory: Trajectory, *, once: bool = True) -> F32:
-    """1 for each turn that changed the code (with `once`, only the first), else 0; f32[K].
+    """Return 1 for each turn that changed the code, else 0; f32[K].
 
-    `once` keeps edit-and-undo from paying.
+    With `once`, only the first such turn counts, so that editing and undoing again and again does not pay.
     """
     return where(trajectory, lambda turn: bool(turn_signal(turn, "modified", "modified_code")), once=once)
 
@@ -91,19 +97,19 @@ def modified_code(task: Task, trajectory: Trajectory, *, once: bool = True) -> F
 def share_of_tests(task: Task, trajectory: Trajectory, *, kept: float = 0.0, unbroken: bool = True) -> float | None:
     """Return the share of the required tests that pass, in [0, 1].
 
-    `kept` is the weight of the tests that passed before (PASS_TO_PASS) beside those that the repair must turn
-    (FAIL_TO_PASS): (1 - kept) f2p + kept p2p. With `unbroken`, a change that breaks one of the former gets 0, as such a
-    repair would not be accepted. A dense outcome is easier to learn from and easier to game than `outcome_class`. VeRPO
-    (arXiv 2601.03525; see `weighted_tests`) weighs this plain count by how rarely a test is passed.
+    `kept` is the weight of the tests that passed before (PASS_TO_PASS) beside those that the repair must make pass
+    (FAIL_TO_PASS): (1 - kept) f2p + kept p2p. With `unbroken`, a change that breaks a test that passed before gets 0,
+    as such a repair would not be accepted. This dense outcome is easier to learn from and easier to game than
+    `outcome_class`. VeRPO (arXiv 2601.03525; see `weighted_tests`) weighs each test by how rarely it is passed instead.
 
-    Reads the episode's signals f2p_passed, f2p_total, p2p_passed, p2p_total. None if infrastructure failed or no
-    verdict could be had. Raises ConfigError if one is missing, and for `kept` outside [0, 1].
+    Reads the episode's signals f2p_passed, f2p_total, p2p_passed, p2p_total. Returns None if infrastructure failed or
+    there is no verdict. Raises ConfigError if a signal is missing, and for `kept` outside [0, 1].
     """
     if not 0.0 <= kept <= 1.0:
         raise ConfigError(f"reward 'tests_passed' wants kept in [0, 1], got {kept}")
     if trajectory.stop is Stop.ERROR:
         return None
-    found = _counts(trajectory, "tests_passed", "f2p_passed", "f2p_total", "p2p_passed", "p2p_total")
+    found = _signal_values(trajectory, "tests_passed", "f2p_passed", "f2p_total", "p2p_passed", "p2p_total")
     if found is None:
         return None
     turned, to_turn, held, to_hold = found
@@ -115,18 +121,18 @@ def share_of_tests(task: Task, trajectory: Trajectory, *, kept: float = 0.0, unb
 def weighted_tests(task: Task, trajectory: Trajectory, *, unbroken: bool = True) -> float | None:
     """Return the sum of w_j over the passed tests / the sum of all w_j, in [0, 1] (after VeRPO, arXiv 2601.03525).
 
-    Tests that few attempts pass weigh more. The tests are those that the repair must turn, by name in the signal
-    f2p_tests. Their weights are the signal test_weights, which the grader `test_rates` writes from the pass rates so
-    far: add it under [[graders]]. Each test counts the same if all weights are 0, because every attempt passes
-    everything, and if the task names no test. With `unbroken`, a change that breaks a test that passed before
+    Tests that few attempts pass weigh more. The tests are those that the repair must make pass, named in the signal
+    f2p_tests. Their weights are the signal test_weights, which the grader `test_rates` computes from the pass rates so
+    far; add it under [[graders]]. Each test counts the same if all weights are 0 because every attempt passes
+    everything, or if the task names no test. With `unbroken`, a change that breaks a test that passed before
     (p2p_passed < p2p_total) gets 0.
 
-    None if infrastructure failed or no verdict could be had. Raises ConfigError if a signal is missing, and for a
+    Returns None if infrastructure failed or there is no verdict. Raises ConfigError if a signal is missing, and for a
     weight that is not a number of 0 or more.
     """
     if trajectory.stop is Stop.ERROR:
         return None
-    counts = _counts(trajectory, "weighted_tests", "f2p_passed", "f2p_total", "p2p_passed", "p2p_total")
+    counts = _signal_values(trajectory, "weighted_tests", "f2p_passed", "f2p_total", "p2p_passed", "p2p_total")
     passed = episode_signal(trajectory, "f2p_tests", "weighted_tests")
     weights = episode_signal(trajectory, "test_weights", "weighted_tests", grader="test_rates")
     if counts is None or passed is None or weights is None:
@@ -140,20 +146,20 @@ def weighted_tests(task: Task, trajectory: Trajectory, *, unbroken: bool = True)
     turned, to_turn, held, to_hold = counts
     if unbroken and held < to_hold:
         return 0.0
-    shares = _weights(task, passed, weights)
+    shares = _test_weights(task, passed, weights)
     if not sum(shares.values()):
         return turned / max(to_turn, 1.0)
     return sum(share for test, share in shares.items() if passed[test]) / sum(shares.values())
 
 
-def _counts(trajectory: Trajectory, reward: str, *names: str) -> tuple[float, ...] | None:
-    """Return the numbers of those signals; None if one of them is None."""
+def _signal_values(trajectory: Trajectory, reward: str, *names: str) -> tuple[float, ...] | None:
+    """Return the numbers in the named signals; None if any of them is None."""
     found = [episode_number(trajectory, name, reward) for name in names]
     return None if None in found else tuple(value for value in found if value is not None)
 
 
-def _weights(task: Task, passed: Mapping[str, bool], weights: Mapping[str, float]) -> dict[str, float]:
-    """Return the weight of each test. Raises ConfigError for one that is not a number of 0 or more."""
+def _test_weights(task: Task, passed: Mapping[str, bool], weights: Mapping[str, float]) -> dict[str, float]:
+    """Return the weight of each test in `passed`. Raises ConfigError for one that is not a number of 0 or more."""
     shares = {}
     for test in passed:
         weight = weights.get(test)
@@ -167,13 +173,13 @@ def _weights(task: Task, passed: Mapping[str, bool], weights: Mapping[str, float
 
 
 class TestRates(Stateless):
-    """A grader that writes test_weights: (1 - rate)^`power` for each test of the signal f2p_tests.
+    """A grader that adds the signal test_weights, with (1 - rate)^`power` for each test in the signal f2p_tests.
 
-    So tests that attempts rarely pass weigh more. The rate of a task's test is the share of its attempts that passed
-    it, a moving average over the training steps: each step's share has the weight `pace`, and all the weight the first
-    time. The step's own attempts count too, so a test is weighed by what is known when the step is judged. Attempts
-    without a verdict do not count. Outside of training nothing is learned, and a task that was not trained on is
-    weighed by its attempts there. Raises ConfigError for `power` below 0 and `pace` outside (0, 1].
+    Tests that attempts rarely pass therefore weigh more. The rate of a test is the share of its task's attempts that
+    passed it, as a moving average over training steps: the first step's share counts fully, and each later one with
+    weight `pace`. The attempts of the current step are included, and attempts without a verdict are not. Outside of
+    training the rates are not updated, and a test without a rate gets the share of the attempts at hand. Raises
+    ConfigError for `power` below 0 and `pace` outside (0, 1].
     """
 
     __test__ = False  # not a test case, despite its name

@@ -1,6 +1,6 @@
-"""Agents to compare others with, in the shell and editor of `turnstile.swe.envs.shell`: the oracle and chance.
+"""Reference agents for the shell and editor of `turnstile.swe.envs.shell`: the oracle and a random agent.
 
-The oracle repairs a generated task, and can also demonstrate repairs to learn from.
+The oracle repairs a generated task; its repairs also serve as demonstrations.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from turnstile.types import Message, Task
 
 
 def demonstrate(task: Task, rng: random.Random, *, skip_run: Share = 0.25) -> list[DemoStep]:
-    """Return a repair: run the failing test, view the function, replace the bug, run the test again, submit.
+    """Return a demonstrated repair: run the failing test, view the function, edit it, run the test again, submit.
 
-    A share `skip_run` of demonstrations, drawn by `rng`, leaves out the second run.
+    A share `skip_run` of demonstrations, drawn with `rng`, leaves out the second run.
     """
     bug = Bug.of(task)
     test = call("bash", command=f"python -m pytest -q {shlex.quote(bug.f2p[0])} 2>&1 | tail -n 20")
     view = call("view", path=bug.file, start=bug.shown[0], end=bug.shown[1])
-    steps = [test, view, *_edits(bug, task)]
+    steps = [test, view, *_replacements(bug, task)]
     if rng.random() >= skip_run:
         steps.append(test)
     return [DemoStep(message=message) for message in (*steps, call("submit"))]
 
 
 def oracle(task: Task) -> Agent:
-    """Return the agent that knows the repair, step by step; it does not read the messages it is given."""
+    """Return an agent that makes the known repair step by step, whatever messages it gets."""
     script = iter(step.message for step in demonstrate(task, random.Random(task.id), skip_run=0.0))
 
     def act(_: Sequence[Message]) -> Message:
@@ -48,11 +48,11 @@ _NUMBERED = re.compile(r"^ *\d+\t(.*)$", re.MULTILINE)
 
 
 def random_agent(task: Task, rng: random.Random) -> Agent:
-    """Return an agent that acts validly and blindly, whatever the task holds.
+    """Return an agent that takes valid actions without regard to the task.
 
-    A few times, it replaces a token by another one of the same file, in source files drawn at random; then it submits.
+    A few times it replaces a token with another from the same file, in source files drawn at random; then it submits.
     """
-    turns = _blind(rng)
+    turns = _random_actions(rng)
     next(turns)
 
     def act(seen: Sequence[Message]) -> Message:
@@ -61,29 +61,29 @@ def random_agent(task: Task, rng: random.Random) -> Agent:
     return act
 
 
-def _blind(rng: random.Random) -> Generator[Message, str, None]:
+def _random_actions(rng: random.Random) -> Generator[Message, str, None]:
     """Yield the agent's actions; the answer to each is sent in to get the next one."""
-    yield call("submit")  # the prompt is sent next
+    yield call("submit")  # never used: the prompt is sent in as its answer
     listed = yield call("bash", command=_LIST)
     files = [line.removeprefix("./") for line in listed.splitlines() if line.startswith("./") and line.endswith(".py")]
     files = [file for file in files if not can_change_tests(file)]
     for _ in range(_EDITS if files else 0):
         path = rng.choice(files)
         shown = yield call("view", path=path)
-        edit = _blind_edit(_NUMBERED.findall(shown), rng)
+        edit = _random_token_edit(_NUMBERED.findall(shown), rng)
         if edit is not None:
             yield call("str_replace", path=path, old=edit[0], new=edit[1])
     while True:
         yield call("submit")
 
 
-def _blind_edit(lines: Sequence[str], rng: random.Random) -> tuple[str, str] | None:
+def _random_token_edit(lines: Sequence[str], rng: random.Random) -> tuple[str, str] | None:
     tokens = sorted({token for line in lines for token in TOKEN.findall(line)})
     return random_edit(lines, rng, lambda token: tokens)
 
 
-def _edits(bug: Bug, task: Task) -> list[Message]:
-    """Return one replacement for each place, of a text that occurs once.
+def _replacements(bug: Bug, task: Task) -> list[Message]:
+    """Return one replacement for each place of the bug, each of a text that occurs once.
 
     The last place comes first, so that the others do not move.
     """
@@ -102,9 +102,9 @@ def _edits(bug: Bug, task: Task) -> list[Message]:
 
 
 def _difference(before: str, after: str) -> dict[str, str]:
-    """Return old and new of a replacement that turns `before` into `after`.
+    """Return `old` and `new` of a replacement that turns `before` into `after`.
 
-    They are whole lines, with as many lines around them as needed for the text to occur once.
+    Both are whole lines, with as many lines around them as needed for `old` to occur once.
     """
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     first = next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))

@@ -1,6 +1,7 @@
-"""Train and held-out halves that share no function, or no package; and one fair order over several packages.
+"""Split tasks into training and held-out parts that share no function or no package, and shuffle them fairly.
 
-A key's side depends on (seed, key) alone, so a file that grows moves no task to the other side.
+The side of a function or package depends only on the seed and its name, so a file that grows moves no task to the other
+side.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from turnstile.swe.formats.instance import INSTANCE, instance_of
 from turnstile.types import Task
 
 
-def _share(seed: int, key: str) -> float:
-    """Return a number in [0, 1) drawn from (seed, key)."""
+def _hash_fraction(seed: int, key: str) -> float:
+    """Return a pseudo-random number in [0, 1) that depends only on (seed, key)."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{key}".encode()).digest()[:8]) / 2**64
 
 
-def _place(task: Task) -> tuple[str, str]:
-    """Return a task's package (an instance's repository), and its function (the instance itself, which shares none)."""
+def _package_and_function(task: Task) -> tuple[str, str]:
+    """Return a task's package and function.
+
+    For an instance, they are its repository and the instance itself, as no other task shares its function.
+    """
     if task.env == INSTANCE:
         instance = instance_of(task)
         return instance.repo, instance.id
@@ -28,28 +32,28 @@ def _place(task: Task) -> tuple[str, str]:
     return bug.package, f"{bug.label}/{bug.file}/{bug.function}"
 
 
-def _split(tasks: Sequence[Task], out: Callable[[str, str], bool]) -> tuple[list[Task], list[Task]]:
+def _split(tasks: Sequence[Task], is_held_out: Callable[[str, str], bool]) -> tuple[list[Task], list[Task]]:
     train: list[Task] = []
     held_out: list[Task] = []
     for task in tasks:
-        (held_out if out(*_place(task)) else train).append(task)
+        (held_out if is_held_out(*_package_and_function(task)) else train).append(task)
     return train, held_out
 
 
 def by_function(tasks: Sequence[Task], share: float, seed: int = 0) -> tuple[list[Task], list[Task]]:
-    """Split tasks into (train, held out): about `share` of the functions, or of the instances, are held out.
+    """Split tasks into (train, held out), with about `share` of the functions or instances held out.
 
-    All bugs of a function go to the same side. Raises TaskError for a share outside [0, 1].
+    All bugs in a function go to the same side. Raises TaskError for a share outside [0, 1].
     """
     if not 0 <= share <= 1:
         raise TaskError(f"the held-out share must be between 0 and 1, not {share}")
-    return _split(tasks, lambda _, function: _share(seed, function) < share)
+    return _split(tasks, lambda _, function: _hash_fraction(seed, function) < share)
 
 
 def by_package(
     tasks: Sequence[Task], held_out: Collection[str] | float, seed: int = 0
 ) -> tuple[list[Task], list[Task]]:
-    """Split tasks into (train, held out): the named packages are held out, or about a share of all packages.
+    """Split tasks into (train, held out) by package; `held_out` names the packages or gives their share.
 
     The package of an instance is its repository. Raises TaskError for a name that no task has, and for a share outside
     [0, 1].
@@ -58,8 +62,8 @@ def by_package(
         share = float(held_out)
         if not 0 <= share <= 1:
             raise TaskError(f"the held-out share must be between 0 and 1, not {share}")
-        return _split(tasks, lambda package, _: _share(seed, package) < share)
-    known = {_place(task)[0] for task in tasks}
+        return _split(tasks, lambda package, _: _hash_fraction(seed, package) < share)
+    known = {_package_and_function(task)[0] for task in tasks}
     unknown = sorted(set(held_out) - known)
     if unknown:
         raise TaskError(f"no task is of package {', '.join(unknown)}; the packages are {', '.join(sorted(known))}")
@@ -67,5 +71,8 @@ def by_package(
 
 
 def shuffle_tasks(tasks: Sequence[Task], seed: int = 0) -> list[Task]:
-    """Return the tasks in an order drawn from (seed, id), so that the first N of a file are a fair sample of it."""
-    return sorted(tasks, key=lambda task: _share(seed, task.id))
+    """Return the tasks in an order that depends on the seed and their ids.
+
+    The first N of them are therefore a fair sample of the file.
+    """
+    return sorted(tasks, key=lambda task: _hash_fraction(seed, task.id))

@@ -1,6 +1,6 @@
-"""Facts about any source tree: its digest, and which of its files are tests.
+"""Compute the digest of a source tree, and tell which files are tests or would hide a library.
 
-Needs no library but the standard one, as it is also run in sandboxes beside the code under test.
+Needs only the standard library, as it also runs in sandboxes beside the code under test.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from turnstile.swe.in_sandbox.testfiles import can_change_tests, is_test_file
 __all__ = ["can_change_tests", "hides_a_library", "inside", "is_test_file", "tree_digest"]
 
 RUNNER = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "turnstile"})
-"""What runs tests: the top-level modules that a verifier imports beside the standard library."""
+"""The top-level modules that a verifier imports besides the standard library to run tests."""
 UNCOUNTED = frozenset({"__pycache__", ".git"})
 
 
 def inside(path: str) -> str:
-    """Return the path itself. Raises ValueError if it leaves the folder that it is relative to."""
+    """Return the path unchanged. Raises ValueError if it is absolute or leaves the folder it is relative to."""
     if os.path.isabs(path) or os.path.normpath(path).split(os.sep)[0] == os.pardir:
         raise ValueError(f"the path {path!r} leaves the template; give one relative to its root")
     return path
 
 
 def hides_a_library(path: str, exists: Callable[[str], bool], import_path: Iterable[str]) -> bool:
-    """Return whether a new file at `path` would be imported in place of a library.
+    """Return whether a new file at `path` would be imported instead of a library.
 
-    Libraries are the standard library, what runs the tests, and the dependencies. `exists` tells whether the original
-    tree has a path; `import_path` is the tests' PYTHONPATH: folders of the tree, and absolute ones of dependencies.
+    Libraries are the standard library, the modules that run the tests, and the dependencies. `exists` tells whether the
+    original tree has a path. `import_path` is the tests' PYTHONPATH, with relative folders of the tree and absolute
+    folders of dependencies.
     """
     places = [os.path.normpath(place) for place in import_path]
     libraries = {entry.name.removesuffix(".py") for place in places if os.path.isabs(place)
@@ -48,9 +49,10 @@ def hides_a_library(path: str, exists: Callable[[str], bool], import_path: Itera
 
 
 def tree_digest(tree: Path) -> str:
-    """Return a SHA-256 over the paths and contents of all files of the tree, without byte code and history.
+    """Return a SHA-256 over the paths and contents of a tree's files, except byte code and git history.
 
-    Task files name packages by it, so it must not change. Raises TaskError if there is no such folder.
+    Task files identify packages by it, so the way it is computed must not change. Raises TaskError if there is no such
+    folder.
     """
     if not tree.is_dir():
         raise TaskError(f"there is no template folder {tree}")

@@ -1,7 +1,7 @@
-"""Prepare task files on this machine: fetch their packages into the cache, and check a sample of their tasks.
+"""Fetch the packages of task files into the cache, and check a sample of their tasks on this machine.
 
-A sample runs each task once, without cheats. A sound task is noted as by any check, and not tried again until the task
-or this Python changes; a task that is off is tried every time, so that a fix shows at once.
+Each task of the sample is graded once, without cheats. If it is sound, that is noted as after any check, and it is not
+checked again until the task or this Python changes. A bad task is checked every time, so that a fix shows at once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from turnstile.swe.problems.problems import Problems
 from turnstile.swe.split import shuffle_tasks
 from turnstile.types import Task
 
-_MORE = 2  # further tasks that show whether only one task is off or its whole package
+_MORE = 2  # extra tasks, to tell a bad task from a bad package
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """How far the preparation is: `done` of `total` packages in a stage ("fetch" or "check"), and what is next."""
+    """The progress of a stage ("fetch" or "check"): `done` of `total` packages, and the next one in `item`."""
 
     stage: str
     done: int
@@ -38,7 +38,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tried:
-    """One package, and the results of trying out tasks of it."""
+    """One package, and the results of checking some of its tasks."""
 
     package: Package
     tried: tuple[CheckedTask, ...] = ()
@@ -53,12 +53,12 @@ class Tried:
 
     @property
     def unknown(self) -> str | None:
-        """Why a task could not be tried, if something broke that was not the task's fault."""
+        """Why a task could not be checked, if something broke that was not the task's fault; else None."""
         return next((one.unknown for one in self.tried if one.unknown is not None), None)
 
     @property
     def usable(self) -> bool:
-        """Whether the package can be used: not all of the tasks that were tried are off."""
+        """Whether a checked task is sound, or at least none is known to be bad."""
         return bool(self.sound) or not self.off
 
 
@@ -71,16 +71,17 @@ async def try_tasks(
     grader: CodeGrader | None = None,
     progress: Callable[[Step], None] = lambda step: None,
 ) -> list[Tried]:
-    """Fetch every package that `tasks` need, then try out `sample` tasks of each (None: all), drawn by `seed`.
+    """Fetch the packages that `tasks` need, then check `sample` tasks of each (None for all), drawn by `seed`.
 
-    If all of them are off, up to two further ones of the package are tried. `grader` None stands for one over local
-    sandboxes. Returns what was found, package by package. Raises TaskError for a package that cannot be had.
+    If all of them are bad, up to two more tasks of the package are checked. A `grader` of None makes one with local
+    sandboxes. Returns one result per package. Raises TaskError if a package cannot be fetched, or if tasks of one
+    package need different dependencies.
     """
     piles: dict[str, list[Task]] = {}
     for task in shuffle_tasks(tasks, seed):
         piles.setdefault(Bug.of(task).label, []).append(task)
     for label, pile in piles.items():
-        _one_setting(label, pile)
+        _check_same_requirements(label, pile)
     places = asyncio.Semaphore(workers)
     packages: dict[str, Package] = {}
     tried: dict[str, tuple[CheckedTask, ...]] = {}
@@ -95,21 +96,21 @@ async def try_tasks(
     async def try_out(label: str, cases: ProblemCases) -> None:
         async with places:
             progress(Step(stage="check", done=len(tried), total=len(piles), item=label))
-            tried[label] = await _sample(piles[label], sample, cases)
+            tried[label] = await _check_sample(piles[label], sample, cases)
             progress(Step(stage="check", done=len(tried), total=len(piles)))
 
     async with AsyncExitStack() as stack:
-        await _all(map(fetch, piles))
+        await _run_all(map(fetch, piles))
         if grader is None:
             grader = await stack.enter_async_context(local_grader(workers))
         problems = Problems(grader)
         stack.push_async_callback(problems.close)
         cases = ProblemCases(problems=problems)
-        await _all(try_out(label, cases) for label in piles)
+        await _run_all(try_out(label, cases) for label in piles)
     return [Tried(package=packages[label], tried=tried[label]) for label in piles]
 
 
-def _one_setting(label: str, tasks: Sequence[Task]) -> None:
+def _check_same_requirements(label: str, tasks: Sequence[Task]) -> None:
     needed = sorted({", ".join(Bug.of(task).requires) or "nothing" for task in tasks})
     if len(needed) > 1:
         raise TaskError(
@@ -118,8 +119,8 @@ def _one_setting(label: str, tasks: Sequence[Task]) -> None:
         )
 
 
-async def _all(jobs: Iterable[Coroutine[None, None, None]]) -> None:
-    """Run all jobs; the first error cancels the others and is raised as it is."""
+async def _run_all(jobs: Iterable[Coroutine[None, None, None]]) -> None:
+    """Run all jobs. The first error cancels the others and is raised without its group."""
     try:
         async with asyncio.TaskGroup() as group:
             for job in jobs:
@@ -128,8 +129,11 @@ async def _all(jobs: Iterable[Coroutine[None, None, None]]) -> None:
         raise errors.exceptions[0] from None
 
 
-async def _sample(tasks: Sequence[Task], sample: int | None, cases: ProblemCases) -> tuple[CheckedTask, ...]:
-    """Try tasks in order until `sample` were tried, and up to _MORE further ones as long as all of them were off."""
+async def _check_sample(tasks: Sequence[Task], sample: int | None, cases: ProblemCases) -> tuple[CheckedTask, ...]:
+    """Check `sample` tasks in order, then up to _MORE others as long as all have been bad.
+
+    Stops at a task that could not be checked.
+    """
     notes = Notes(failures=False)
     wanted = len(tasks) if sample is None else min(sample, len(tasks))
     found: list[CheckedTask] = []

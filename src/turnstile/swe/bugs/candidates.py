@@ -1,4 +1,4 @@
-"""Choose which bugs to try, and in which order, before any test has judged them."""
+"""Choose which bugs to try, and in what order, before any test has judged them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turnstile.swe.packages.source import Package
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Filter:
-    """Which bugs are wanted. 0 means no limit."""
+    """Conditions on the bugs to try. A limit of 0 means no limit."""
 
     max_line: int = 0  # characters of the buggy line without its indentation
     max_shown: int = 0  # lines shown of the function
@@ -40,12 +40,12 @@ class Filter:
 
 
 DEMO_FILTER = Filter(max_line=56, max_shown=12, unique=True)
-"""Bugs that a model of a hundred million parameters can be shown whole."""
+"""Accepts bugs that fit completely into the prompt of a model of a hundred million parameters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A bug that no test has judged yet; `nodes` are the tests that will judge it."""
+    """A bug that has not been judged yet; `nodes` are the tests that will judge it."""
 
     id: str
     file: str
@@ -57,11 +57,12 @@ class Candidate:
 
 
 def candidates(package: Package, measured: Profile, seed: int, wanted: Filter, cap: int) -> list[list[Candidate]]:
-    """Return the candidates of each function in the order to try them; the order of functions is drawn from `seed`.
+    """Return the candidates of each function in the order to try them, with the functions shuffled by `seed`.
 
-    Within a function the kinds take turns, so that a function full of numbers still shows other bugs.
+    Within a function the kinds take turns, so that a function full of numbers still yields other bugs. `cap` limits the
+    tests of one candidate.
     """
-    chosen = random.Random(f"make/{package.label}/{seed}")
+    rng = random.Random(f"make/{package.label}/{seed}")
     by_function: list[list[Candidate]] = []
     for file in package.modules:
         try:
@@ -69,22 +70,24 @@ def candidates(package: Package, measured: Profile, seed: int, wanted: Filter, c
             found = mutate.mutants(text)
             larger = larger_mutants(text, wanted.kinds)
         except (SyntaxError, UnicodeDecodeError):
-            continue  # a source file for another Python, or of another encoding
+            continue  # written for another Python version, or not in UTF-8
         sites = mutate.site_count(found)
-        others = random.Random(f"make/{package.label}/{seed}/{file}")  # so that one-token bugs are drawn as without it
+        larger_rng = random.Random(f"make/{package.label}/{seed}/{file}")  # keeps the draw of one-token bugs as it is
         groups, more = _by_function(found), _by_function(larger)
         for key in dict.fromkeys((*groups, *more)):
             group, rest = groups.get(key, []), more.get(key, [])
             if "pair" in wanted.kinds:
-                rest = [*rest, *pairs(group, others)]
-            order = _interleave_kinds(group, chosen) if group else []
+                rest = [*rest, *pairs(group, larger_rng)]
+            order = _interleave_kinds(group, rng) if group else []
             if rest:
-                order = _interleave_kinds([*(mutant for mutant in order if mutant.kind in wanted.kinds), *rest], others)
+                order = _interleave_kinds(
+                    [*(mutant for mutant in order if mutant.kind in wanted.kinds), *rest], larger_rng
+                )
             row = list(_candidates_of(package, measured, file, text, order, sites.get(key[0], 0), cap))
             row = [candidate for candidate in row if wanted.takes(candidate)]
             if row:
                 by_function.append(row)
-    chosen.shuffle(by_function)
+    rng.shuffle(by_function)
     return by_function
 
 
@@ -95,14 +98,14 @@ def _by_function(found: Sequence[mutate.Mutant]) -> dict[tuple[str, int], list[m
     return groups
 
 
-def _interleave_kinds(group: list[mutate.Mutant], chosen: random.Random) -> list[mutate.Mutant]:
+def _interleave_kinds(group: list[mutate.Mutant], rng: random.Random) -> list[mutate.Mutant]:
     kinds: dict[str, list[mutate.Mutant]] = {}
     for mutant in group:
         kinds.setdefault(mutant.kind, []).append(mutant)
     piles = list(kinds.values())
-    chosen.shuffle(piles)
+    rng.shuffle(piles)
     for pile in piles:
-        chosen.shuffle(pile)
+        rng.shuffle(pile)
     return [pile[turn] for turn in range(max(map(len, piles))) for pile in piles if turn < len(pile)]
 
 
@@ -129,7 +132,10 @@ def _candidates_of(
 
 
 def _longest_line(lines: Sequence[str], mutant: mutate.Mutant) -> int:
-    """Return the length of the longest line that the bug touches, with or without the bug and without indentation."""
+    """Return the length of the longest line that the bug touches, without indentation.
+
+    For a bug within one line, that is the line with the bug. For others, the lines with and without the bug count.
+    """
     if mutant.is_small:
         return len(lines[mutant.line - 1].strip()) + len(mutant.new) - len(mutant.old)
     changed = [line for _, _, old, new in mutant.edits for line in (*old.splitlines(), *new.splitlines())]

@@ -1,7 +1,7 @@
-"""Problem statements in a model's words, if they give nothing away; else the template's are kept.
+"""Replace problem statements with a model's, unless those give the repair away.
 
-What a model wrote is kept beside the task file, line by line in `FILE.statements.jsonl`, so that a killed call goes on
-where it stopped; the task file itself is written at the end, in one step.
+The model's texts are kept beside the task file in `FILE.statements.jsonl`, one line per task, so that a call that was
+killed resumes where it stopped. The task file itself is written at the end, in one step.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from turnstile.tasks.base import load_tasks, write_tasks
 from turnstile.types import Message, Task
 
 SHORTEST, LONGEST = 40, 2000  # characters of a statement
-_DOCSTRING = 1500  # characters of a docstring that are shown
-_ECHO = 5  # words in a row that count as a repetition of the request
+_DOCSTRING = 1500  # most characters of a docstring shown to the model
+_ECHO = 5  # consecutive words of the instructions that count as repeating them
 
 _ASK = """\
 You use the Python package {package} and found a fault in it. Write the bug report, in two to six plain sentences: \
@@ -45,14 +45,17 @@ What the documentation says:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Described:
-    """The result for one task's statement: written by the model, or kept for the reason in `why`."""
+    """The outcome for one task; `why` says why the model's last text was refused and the old statement kept."""
 
     task: Task
     why: str | None = None
 
 
 def request(bug: Bug) -> str:
-    """Return the request to a model: it holds what failing tests say, and the function's signature and docstring."""
+    """Return the prompt that asks a model for a problem statement.
+
+    It contains what the failing tests say, and the function's signature and docstring.
+    """
     return _ASK.format(package=bug.package, evidence=_evidence(bug), function=_documentation(bug))
 
 
@@ -63,7 +66,10 @@ def _evidence(bug: Bug) -> str:
 
 
 def _documentation(bug: Bug) -> str:
-    """Return the function's signature, and its docstring if there is one; neither ever carries a bug."""
+    """Return the function's signature and its docstring, if any; neither ever contains a bug.
+
+    Raises TaskError if no function begins at the line that the task names.
+    """
     tree = ast.parse(bug.bugged_text(package_of(bug)))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -83,11 +89,12 @@ async def describe(
     concurrent: int = 8,
     done: Callable[[Described], None] = lambda one: None,
 ) -> list[Described]:
-    """Give the repository tasks of a file statements that `model` writes, in at most `tries` attempts each.
+    """Replace the problem statements in a task file with a model's, in at most `tries` attempts per task.
 
-    A text is refused if it gives the repair away (`leaks.leak`) or is not a text of a few sentences; the task then
-    keeps its statement. Tasks that this model has already described, or failed to describe, are left as they are.
-    Raises TaskError for a file without repository tasks, and any error of `write`.
+    `write` samples the texts, and `model` is the name to record for it. A text is refused if it gives the repair away
+    (`leaks.leak`), repeats its instructions, or has too little or too much prose; a task whose attempts were all
+    refused keeps its statement. Tasks that this model has already described, or failed to describe, are not sent to it
+    again. `done` receives each result. Raises TaskError for a file without repository tasks, and any error of `write`.
     """
     tasks = load_tasks(file)
     side = Path(f"{file}.statements.jsonl")
@@ -99,7 +106,7 @@ async def describe(
         record = known.get(digest(task))
         if record is None and bug.statement_by != model:
             async with places:
-                text, why = await _written(bug, write, tries)
+                text, why = await _write_statement(bug, write, tries)
             record = {"id": task.id, "digest": digest(task), "model": model, "statement": text, "why": why}
             jsonl_log.append(side, json.dumps(record))
         if record is None:
@@ -115,14 +122,14 @@ async def describe(
     mine = [task for task in tasks if task.env == ENV]
     if not mine:
         raise TaskError(f"{file}: there is no repository task to describe")
-    found = await _all(map(one, mine))
+    found = await _run_all(map(one, mine))
     by_id = {described.task.id: described.task for described in found}
     write_tasks(file, [by_id.get(task.id, task) for task in tasks])
     return found
 
 
-async def _all(jobs: Iterable[Awaitable[Described]]) -> list[Described]:
-    """Wait for all jobs; the first error cancels the others and is raised as it is."""
+async def _run_all(jobs: Iterable[Awaitable[Described]]) -> list[Described]:
+    """Return the results of all jobs. The first error cancels the others and is raised unchanged."""
     running = [asyncio.ensure_future(job) for job in jobs]
     try:
         return list(await asyncio.gather(*running))
@@ -132,8 +139,8 @@ async def _all(jobs: Iterable[Awaitable[Described]]) -> list[Described]:
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _written(bug: Bug, write: Writer, tries: int) -> tuple[str, str | None]:
-    """Return a statement and None, or "" and why the last text was refused."""
+async def _write_statement(bug: Bug, write: Writer, tries: int) -> tuple[str, str | None]:
+    """Return a statement and None, or "" and the reason why the last text was refused."""
     asked = request(bug)
     why: str | None = None
     for seed in range(tries):
@@ -145,7 +152,7 @@ async def _written(bug: Bug, write: Writer, tries: int) -> tuple[str, str | None
 
 
 def _refusal(text: str, bug: Bug, asked: str) -> str | None:
-    """Return why a text cannot be a statement, as a clause; None if it can."""
+    """Return why a text cannot be used as a statement, as a clause; None if it can."""
     prose = re.sub(r"```.*?(```|\Z)", " ", text, flags=re.DOTALL).split()
     size = len(" ".join(prose))
     if not SHORTEST <= size <= LONGEST:

@@ -1,4 +1,7 @@
-"""Check whether a text gives a repair away. A wrong refusal costs a better text; a missed leak costs a task."""
+"""Check whether a text gives a repair away.
+
+The check is strict, because a false alarm only costs a better text, while a missed leak costs a task.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from turnstile.swe.bug import Bug
 _TOKEN = re.compile(r"\w+|->|==|!=|<=|>=|//|\*\*|<<|>>|[-+*/%]=|[^\w\s]")
 _OPERATOR = re.compile(r"[<>=!+*/%|&^~@-]+")
 _SPAN = re.compile(r"`[^`]+`|\"[^\"\n]+\"|'[^'\n]+'")
-_LEAST = 5  # characters of code that can be told from prose
+_MIN_CHARS = 5  # characters; shorter code cannot be told from prose
 _ENGLISH = frozenset(
     {"a", "and", "all", "any", "as", "assert", "break", "class", "continue", "del", "else", "except", "for", "from",
      "if", "import", "in", "is", "max", "min", "not", "of", "or", "pass", "raise", "range", "return", "the", "to",
      "try", "while", "with"}
 )  # fmt: skip
-"""Words that prose has too: they give something away in code alone."""
+"""Words that prose uses too, so they give something away only in quotes or backticks."""
 _NUMBERS = dict(
     enumerate(
         ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
@@ -40,7 +43,7 @@ _PROSE = {
     "//": r"\b(floor|integer) division\b",
     "%": r"\b(modulo|modulus|remainder)\b",
 }
-"""How prose says an operator."""
+"""Patterns of the words that prose uses for an operator."""
 _REMEDY = re.compile(
     r"\b(remove|swap|flip|replace|change)\b[^.;]*\b(condition|operator|comparison|negation|constant|branch|statement)\b",
     re.IGNORECASE,
@@ -48,9 +51,9 @@ _REMEDY = re.compile(
 
 
 def leak(text: str, bug: Bug, shown: str) -> str | None:
-    """Return what the text gives away of the place or the content of the repair, as a clause; None if nothing.
+    """Return what a text gives away about the place or content of the repair, as a clause; None if nothing.
 
-    `shown` is the text that its writer was shown; lines of it may be repeated.
+    `shown` is the text that the writer was shown; its lines may be repeated.
     """
     path = PurePosixPath(bug.file)
     dotted = [".".join(path.with_suffix("").parts[first:]) for first in range(len(path.parts) - 1)]
@@ -62,7 +65,7 @@ def leak(text: str, bug: Bug, shown: str) -> str | None:
         return "it names a line"
     own = text
     for line in sorted((line.strip() for line in shown.splitlines()), key=len, reverse=True):
-        own = own.replace(line, " ") if len(line) >= _LEAST else own
+        own = own.replace(line, " ") if len(line) >= _MIN_CHARS else own
     for line in _changed_lines(bug):
         if _bare(line) in _bare(own) and _bare(line) not in _bare(shown):
             return f"it quotes the code: {line.strip()}"
@@ -72,13 +75,13 @@ def leak(text: str, bug: Bug, shown: str) -> str | None:
     for token in sorted(_changed_tokens(bug, shown)):
         if token in _tokens(spans if token.lower() in _ENGLISH else own):
             return f"it names what was changed: {token}"
-        if words := _in_words(token, own):
+        if words := _find_words_for(token, own):
             return f"it names what was changed, {token}, in words: {words}"
     return None
 
 
-def _in_words(token: str, text: str) -> str | None:
-    """Return the words by which a text names an operator or a small number; None if it does not."""
+def _find_words_for(token: str, text: str) -> str | None:
+    """Return the words that a text uses for an operator or a small number; None if it does not mention it."""
     small = token.isdecimal() and int(token) < len(_NUMBERS)
     pattern = rf"\b{_NUMBERS[int(token)]}\b" if small else _PROSE.get(token)
     found = re.search(pattern, text, re.IGNORECASE) if pattern else None
@@ -87,24 +90,27 @@ def _in_words(token: str, text: str) -> str | None:
 
 def _changed_lines(bug: Bug) -> list[str]:
     texts = [bug.buggy, bug.fixed, *(side for _, _, old, new in bug.edits for side in (old, new))]
-    return [line for text in texts for line in text.splitlines() if len(_bare(line)) >= _LEAST]
+    return [line for text in texts for line in text.splitlines() if len(_bare(line)) >= _MIN_CHARS]
 
 
 def _changed_tokens(bug: Bug, shown: str) -> set[str]:
-    """Return the tokens that only bug or only repair has; for edits of whole lines, long identifiers not in `shown`."""
+    """Return the names, numbers and operators in which the bug and the repair differ.
+
+    For edits of whole lines, only long identifiers that do not occur in `shown` count.
+    """
     found: set[str] = set()
     known = _tokens(shown)
     for _, _, old, new in bug.edits:
         one, other = Counter(_TOKEN.findall(old)), Counter(_TOKEN.findall(new))
         changed = set((one - other) + (other - one))
         if "\n" in old + new:
-            changed = {token for token in changed - known if len(token) >= _LEAST and token.isidentifier()}
+            changed = {token for token in changed - known if len(token) >= _MIN_CHARS and token.isidentifier()}
         found |= {token for token in changed if token.isalnum() or "_" in token or _OPERATOR.fullmatch(token)}
     return found
 
 
 def _tokens(text: str) -> set[str]:
-    """Return the tokens of a text, without hyphens between words and the marks of list items."""
+    """Return the tokens of a text, ignoring hyphens between words and list markers."""
     return set(_TOKEN.findall(re.sub(r"(?<=\w)-(?=[^\W\d])|(?m:^\s*[-*]\s)", " ", text)))
 
 

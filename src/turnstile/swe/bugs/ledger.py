@@ -1,4 +1,4 @@
-"""A record of the verdicts on a package's bugs: the task file, and a file beside it for what was rejected."""
+"""Keep the verdicts on a package's bugs, in the task file and in a file of rejected bugs beside it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from turnstile.types import Task
 
 @dataclass(slots=True)
 class Ledger:
-    """The task file and the file of rejected bugs beside it: earlier verdicts are read from both, new ones appended."""
+    """The task file and the file of rejected bugs beside it.
+
+    Earlier verdicts are read from both files, and new ones are appended.
+    """
 
     out: Path
     package: Package
     tasks: dict[str, Task] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
-    undecided: set[str] = field(default_factory=set)  # in this call only
+    undecided: set[str] = field(default_factory=set)  # candidates of this call; not saved
 
     @property
     def side(self) -> Path:

@@ -1,9 +1,9 @@
-"""Make repository tasks: take a package, put bugs into it, and keep those that its tests show to be good.
+"""Make repository tasks by putting bugs into a package and keeping those that its tests show to be good.
 
-Every candidate is judged by running the tests that call its function. The grader that also grades episodes decides: it
-must fail the bug and pass its repair. Good ones are appended to the task file as they are found, the others are
-recorded in `FILE.rejected.jsonl`. So a run that was killed goes on where it stopped, and the same call with a larger
-number only adds to the file.
+Every candidate is judged by running the tests that call its function. The grader, which also grades episodes, must fail
+the bug and pass its repair. Good candidates are appended to the task file as they are found, and the others are
+recorded in `FILE.rejected.jsonl`. A run that was killed therefore resumes where it stopped, and the same call with a
+larger number only adds to the file.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from turnstile.swe.packages.exposed import find_exposed
 from turnstile.swe.packages.source import Package, Source, fetch
 from turnstile.types import Task
 
-_READ_THERE = "train on these tasks in containers, as sandboxes of the kinds local and bubblewrap show it"
+_EXPOSED_ADVICE = "train on these tasks in containers, as sandboxes of the kinds local and bubblewrap show it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far the making of one file has come."""
+    """The progress in making one task file."""
 
     package: str
     stage: str  # "fetch", "profile", "validate" or "done"
@@ -42,7 +42,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Made:
-    """What `make` did. `rejected` counts the reasons; `tasks` are all tasks of the package in the file.
+    """The result of `make`; `tasks` are all tasks of the package in the file, `rejected` counts the reasons.
 
     `undecided` counts the candidates without a verdict, because something broke or their tests ran out of wall-clock
     time; the next call tries them again.
@@ -52,7 +52,7 @@ class Made:
     added: int
     rejected: Mapping[str, int]
     undecided: int
-    exhausted: bool  # every candidate was judged before `n` tasks were found
+    exhausted: bool  # the candidates ran out before `n` tasks were found
 
 
 async def make(  # noqa: PLR0913 - the options of `turnstile tasks make`, each by name
@@ -74,14 +74,14 @@ async def make(  # noqa: PLR0913 - the options of `turnstile tasks make`, each b
 ) -> Made:
     """Add validated tasks of one package to the task file `out` until it holds `n` of them.
 
-    A task is kept if at least one of the tests that call the function (at most `tests_per_bug`) fails with the bug in
-    any order of tests, nothing hangs, and the module can still be imported. Tests whose outcome depends on the order
-    are left out; of the whole suite, only tests that pass in each of `runs` runs count. At most `per_function` tasks
-    come from one function.
+    A bug becomes a task if at least one of the tests that call the function (at most `tests_per_bug`) fails in both
+    test orders, nothing hangs, and the module can still be imported. Tests whose outcome depends on the order are left
+    out, and so are tests that do not pass in each of `runs` runs of the whole suite. At most `per_function` tasks come
+    from one function.
 
-    The same arguments give the same file, whatever `workers` is. `extra` names requirements of the tests that the
-    package's metadata leaves out. `grader` should be the one that grades episodes; None makes one over local sandboxes.
-    Its limits define what counts as hanging.
+    The same arguments give the same file, regardless of `workers`. `extra` names requirements of the tests that the
+    package's metadata leaves out. `grader` should be the one that grades episodes, and its limits decide what counts as
+    a hang; None makes one with local sandboxes.
 
     Raises TaskError if the package cannot be fetched, has no tests, or none of them passes.
     """
@@ -95,12 +95,12 @@ async def make(  # noqa: PLR0913 - the options of `turnstile tasks make`, each b
             grader = await stack.enter_async_context(local_grader(workers))
         found = await find_exposed(package, grader.bench.sandboxes)
         if place := next(filter(None, found.values()), None):
-            making.report("profile", f"{package.name} is in this Python too, at {place}: {_READ_THERE}")
+            making.report("profile", f"{package.name} is in this Python too, at {place}: {_EXPOSED_ADVICE}")
         measured = await profile(
             package, grader.bench, runs=runs, seconds=suite_seconds, progress=partial(making.report, "profile")
         )
         rows = candidates(package, measured, seed, wanted or Filter(), tests_per_bug)
-        exhausted = await making.rounds(rows, Validator(package, grader))
+        exhausted = await making.judge_in_rounds(rows, Validator(package, grader))
     making.report("done")
     return Made(
         tasks=tuple(ledger.tasks.values()),
@@ -124,7 +124,7 @@ async def _fetch(
 
 @dataclass(kw_only=True, slots=True)
 class _Making:
-    """The making of one file: how many tasks are wanted, and how far it has come."""
+    """The state of making one task file: how many tasks are wanted, and which exist."""
 
     ledger: Ledger
     n: int
@@ -147,10 +147,11 @@ class _Making:
             )
         )
 
-    async def rounds(self, rows: Sequence[Sequence[Candidate]], validator: Validator) -> bool:
-        """Try one candidate of every function, then the next of each, until n are found; return True if none is left.
+    async def judge_in_rounds(self, rows: Sequence[Sequence[Candidate]], validator: Validator) -> bool:
+        """Try one candidate of every function, then the next of each, until `n` tasks exist.
 
-        Verdicts are written in the order of the candidates, so the file does not depend on which one was judged first.
+        Returns whether the candidates ran out first. Verdicts are recorded in the order of the candidates, so the file
+        does not depend on which of them is judged first.
         """
         self.candidates = sum(map(len, rows))
         for turn in range(max(map(len, rows), default=0)):
@@ -158,11 +159,11 @@ class _Making:
             for start in range(0, len(queue), 4 * self.workers):
                 if len(self.ledger.tasks) >= self.n:
                     return False
-                await self._block(queue[start : start + 4 * self.workers], validator)
+                await self._judge_batch(queue[start : start + 4 * self.workers], validator)
         return len(self.ledger.tasks) < self.n
 
-    async def _block(self, block: Sequence[Candidate], validator: Validator) -> None:
-        """Judge a few candidates at once."""
+    async def _judge_batch(self, block: Sequence[Candidate], validator: Validator) -> None:
+        """Judge a few candidates at the same time, and record their verdicts in order."""
         running = {
             candidate.id: asyncio.ensure_future(validator.verdict(candidate))
             for candidate in block

@@ -1,8 +1,8 @@
-"""One-token bugs: every place in a module's functions where a known family of slips fits.
+"""One-token bugs at every place in a module's functions that fits a known kind of slip.
 
-A bug is a text edit of one line, found over the syntax tree and the token stream, so everything else in the
-file stays as it is, byte for byte. Only statements inside functions are edited: no docstrings, comments,
-annotations, decorators or default values.
+A bug is a text edit within one line, found from the syntax tree and the token stream, so the rest of the file stays the
+same, byte for byte. Only statements inside functions are edited, but no docstrings, comments, annotations, decorators,
+default values, asserts or f-strings.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from functools import lru_cache
 from turnstile.swe.edits import changed_lines, source_lines
 
 TOKEN_KINDS = ("compare", "int", "boolop", "not", "is_in", "arith", "bool", "minmax", "anyall")
-"""One token is wrong."""
+"""Kinds of bugs in which one token is wrong."""
 LARGER_KINDS = ("args", "name", "slice", "return", "drop", "branch", "body", "pair")
-"""See `families`."""
+"""Kinds of larger bugs; see `families`."""
 KINDS = (*TOKEN_KINDS, *LARGER_KINDS)
 
 _COMPARE = {"<": ("<=", ">"), "<=": ("<", ">="), ">": (">=", "<"), ">=": (">", "<="), "==": ("!=",), "!=": ("==",)}
@@ -33,9 +33,9 @@ _SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, to
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Function:
-    """A function or method that is not nested in another one. Lines count from 1, both ends included.
+    """A function or method that is not nested in another one. Lines count from 1, and both ends are included.
 
-    `hidden` are the lines inside it that do not help a repair: docstring, comments, blank lines.
+    `hidden` are its lines that do not help with a repair: docstrings, comments and blank lines.
     """
 
     qualname: str
@@ -51,10 +51,10 @@ class Function:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mutant:
-    """One bug: `old` at (line, col) becomes `new`. `col` counts characters from 0, lines count from 1.
+    """One bug, which replaces `old` at (line, col) with `new`. Lines count from 1, columns from 0 in characters.
 
-    `also` holds further edits in the same form; all positions are those in the text without the bug. `scope` is the
-    first and last line of the innermost function around it: the code that a test must run.
+    `also` holds further edits in the same form; all positions refer to the text without the bug. `scope` is the first
+    and last line of the innermost function around the bug, which a test must run to reveal it.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class Mutant:
     new: str
     function: Function
     scope: tuple[int, int]
-    index: int = 0  # among the mutants of one line and kind
+    index: int = 0  # position among the mutants of the same line and kind
     also: tuple[tuple[int, int, str, str], ...] = ()
 
     @property
@@ -73,7 +73,7 @@ class Mutant:
 
     @property
     def is_small(self) -> bool:
-        """Whether it is one edit inside one line, so that all lines stay where they are."""
+        """Whether the bug is a single edit within one line, so that no line moves."""
         return not self.also and "\n" not in self.old + self.new
 
     @property
@@ -83,7 +83,7 @@ class Mutant:
 
 
 class Tokens:
-    """The tokens of a module that carry meaning, by position."""
+    """A module's lines and tokens; `solid` are the tokens without comments, line ends and indentation."""
 
     def __init__(self, text: str) -> None:
         self.lines = source_lines(text)
@@ -91,7 +91,7 @@ class Tokens:
         self.solid = [token for token in self.all if token.type not in _SKIPPED]
 
     def position(self, line: int, byte_col: int) -> tuple[int, int]:
-        """Convert a position of the syntax tree, which counts UTF-8 bytes, to (line, column in characters)."""
+        """Convert a syntax-tree position, whose column counts UTF-8 bytes, to (line, column in characters)."""
         return line, len(self.lines[line - 1].encode()[:byte_col].decode())
 
     def start(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
@@ -103,7 +103,7 @@ class Tokens:
         return self.position(node.end_lineno, node.end_col_offset)
 
     def between(self, first: tuple[int, int], last: tuple[int, int]) -> list[tokenize.TokenInfo]:
-        """Return the tokens in [first, last) without parentheses: between two operands, that is the operator."""
+        """Return the tokens in [first, last) except parentheses; between two operands, they are the operator."""
         return [
             token for token in self.solid
             if first <= token.start and token.end <= last and token.string not in "()"
@@ -111,14 +111,17 @@ class Tokens:
 
 
 def functions(text: str) -> list[Function]:
-    """Return the functions and methods of a module in order, each with the lines of it to hide."""
+    """Return the outermost functions and methods of a module, in order."""
     tree, lines = ast.parse(text), source_lines(text)
     comments = silent_lines(text)
     return [describe(node, qualname, comments, len(lines)) for node, qualname in outer_functions(tree, "")]
 
 
 def mutants(text: str) -> list[Mutant]:
-    """Return every one-token bug of a module, by line and column. Raises SyntaxError if the text is not Python."""
+    """Return every one-token bug of a module, sorted by position.
+
+    Raises SyntaxError if the text is not valid Python.
+    """
     tree, tokens = ast.parse(text), Tokens(text)
     comments = silent_lines(text)
     found: list[Mutant] = []
@@ -139,7 +142,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def outer_functions(node: ast.AST, prefix: str) -> Iterator[tuple[FunctionNode, str]]:
-    """Yield the functions of a module that lie in no other function, each with its qualified name."""
+    """Yield the functions and methods that are not nested in another function, each with its qualified name."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, FunctionNode):
             yield child, prefix + child.name
@@ -150,13 +153,13 @@ def outer_functions(node: ast.AST, prefix: str) -> Iterator[tuple[FunctionNode, 
 
 
 def span_of(node: FunctionNode) -> tuple[int, int]:
-    """Return the first and last line of a function, with its decorators."""
+    """Return the first and last line of a function, including its decorators."""
     assert node.end_lineno is not None
     return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]), node.end_lineno
 
 
 def docstring_of(node: ast.AST) -> ast.stmt | None:
-    """Return the statement that is the docstring of a function, class or module; None without one."""
+    """Return the docstring statement of a function, class or module; None if it has none."""
     body = getattr(node, "body", None)
     if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
         value = body[0].value
@@ -166,7 +169,7 @@ def docstring_of(node: ast.AST) -> ast.stmt | None:
 
 
 def silent_lines(text: str) -> set[int]:
-    """Return the lines outside of strings that hold nothing but a comment or white space."""
+    """Return the numbers of the lines outside strings that hold only a comment or white space."""
     lines = source_lines(text)
     silent = {number for number, line in enumerate(lines, 1) if not line.strip() or line.lstrip().startswith("#")}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -176,7 +179,10 @@ def silent_lines(text: str) -> set[int]:
 
 
 def describe(node: FunctionNode, qualname: str, comments: set[int], length: int) -> Function:
-    """Return where a function stands, and which of its lines do not help a repair."""
+    """Return the `Function` of a syntax node; `comments` and docstrings become its hidden lines.
+
+    `length` is the number of lines in the file.
+    """
     start, end = span_of(node)
     hidden = {line for line in comments if start <= line <= end}
     for inner in ast.walk(node):
@@ -187,7 +193,7 @@ def describe(node: FunctionNode, qualname: str, comments: set[int], length: int)
 
 
 def _edits_of_function(node: FunctionNode, tokens: Tokens, outer: Function) -> Iterator[Edit]:
-    """Yield the edits in the body of `node`; those in a nested function have that function as their scope."""
+    """Yield the edits in a function's body, each with the lines of the innermost function around it."""
     docstring = docstring_of(node)
     pending: list[ast.AST] = [statement for statement in node.body if statement is not docstring]
     while pending:
@@ -267,7 +273,7 @@ def _columns(node: ast.expr, tokens: Tokens) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patch:
-    """The bug as a search and replace on one line: replacing `buggy` by `fixed` repairs the function.
+    """A bug as search and replace on one line: replacing `buggy` with `fixed` repairs the function.
 
     `unique` means that `buggy` occurs once in the lines shown, so the replacement needs no line number.
     """
@@ -278,9 +284,10 @@ class Patch:
 
 
 def patch(text: str, mutant: Mutant) -> Patch:
-    """Return the bug with one token of context on each side, and with more until it is unique, if possible.
+    """Return the bug as search and replace, with at least one token of context on each side.
 
-    A bug in several places or lines has no such form: its texts are those of its first edit, and never unique.
+    Context is added until `buggy` is unique in the lines shown or the line ends. For a bug of several edits or lines,
+    the texts are those of the first edit and `unique` is False.
     """
     if not mutant.is_small:
         return Patch(buggy=mutant.new, fixed=mutant.old, unique=False)
@@ -298,7 +305,7 @@ def patch(text: str, mutant: Mutant) -> Patch:
         if number not in hidden
     ]
     view = "\n".join(shown)
-    left, right = min(1, len(before)), min(1, len(after))  # how many tokens of context
+    left, right = min(1, len(before)), min(1, len(after))  # tokens of context on each side
     while True:
         start = before[-left][0] if left else first
         end = after[right - 1][1] if right else last
@@ -316,9 +323,9 @@ def patch(text: str, mutant: Mutant) -> Patch:
 
 @lru_cache(maxsize=4)
 def _line_spans(text: str) -> tuple[list[str], dict[int, list[tuple[int, int]]]]:
-    """Return the lines without their ends, and the columns of the tokens on each.
+    """Return the lines without their ends, and the column spans of the tokens on each line, by line number.
 
-    A string over several lines counts on each of them with the part that stands there.
+    A string that spans several lines has one span on each of them.
     """
     lines = [line.rstrip("\r\n") for line in source_lines(text)]
     spans: dict[int, list[tuple[int, int]]] = {}
@@ -333,7 +340,7 @@ def _line_spans(text: str) -> tuple[list[str], dict[int, list[tuple[int, int]]]]
 
 
 def site_count(found: list[Mutant]) -> Mapping[str, int]:
-    """Count the distinct places for a bug in each function: the size of a blind search."""
+    """Count the distinct places for a bug in each function, which is the size of a blind search."""
     sites: dict[str, set[tuple[int, int]]] = {}
     for mutant in found:
         sites.setdefault(mutant.function.qualname, set()).add((mutant.line, mutant.col))

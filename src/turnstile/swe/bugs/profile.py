@@ -1,4 +1,4 @@
-"""Find which tests are stable, and which functions each of them calls: measured once a package, kept in the cache."""
+"""Find which tests are stable and which functions each of them calls, once per package; the result is cached."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from turnstile.swe.grading.testrun import Report
 from turnstile.swe.packages.source import Package, Progress
 
 _FORMAT = 4
-SLOW = 0.5  # seconds of one test
+SLOW = 0.5  # seconds; a test that takes longer counts as slow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """The stable tests of a package with their seconds, and the tests that call each function.
+    """The stable tests of a package with their durations in seconds, and the tests that call each function.
 
-    Functions are named `file:line`, where line is the function's first line, decorators included.
+    Functions are named `file:line`, with the line where the function begins, decorators included.
     """
 
     seconds: Mapping[str, float]
     covering: Mapping[str, tuple[str, ...]]
     collected: int
-    unstable: tuple[str, ...]  # collected, but not passing in every run
-    flaky: tuple[str, ...] = ()  # those of them that pass in some runs
+    unstable: tuple[str, ...]  # collected, but did not pass in every run
+    flaky: tuple[str, ...] = ()  # those of them that passed in some run
     runs: int = 2
     breadth: Mapping[str, int] = field(init=False)  # number of functions that each test calls
 
     def tests_of(self, file: str, scope: tuple[int, int], cap: int) -> tuple[str, ...]:
         """Return at most `cap` tests that call the function at `scope`, quick and specific ones first.
 
-        Measured times only separate slow tests from quick ones, so that two measurements give the same choice.
+        Measured times only tell slow tests from quick ones, so that two measurements lead to the same choice.
         """
         tests = self.covering.get(f"{file}:{scope[0]}", ())
         return tuple(sorted(tests, key=lambda node: (self.seconds[node] > SLOW, self.breadth[node], node))[:cap])
@@ -59,11 +59,11 @@ async def profile(
     seconds: float = 300.0,
     progress: Progress = lambda message: None,
 ) -> Profile:
-    """Run the whole suite `runs` times (at least 2), the first time with calls recorded.
+    """Return a package's profile, from the cache or from `runs` runs (at least two) of the whole suite.
 
-    The result is cached under the tree's digest. The third run takes the tests in reverse order, and so does every
-    second run after it. `seconds` limits one run, in wall-clock and in processor time. Raises TaskError if the suite
-    hangs, cannot be collected, or no test passes in every run.
+    Calls are recorded in the first run. The third run and every second one after it take the tests in reverse order.
+    `seconds` limits each run, in wall-clock and in processor time. Raises TaskError if the suite hangs, cannot be
+    collected, or has no test that passes in every run.
     """
     name = f"profile-{sys.version_info.major}.{sys.version_info.minor}.json"
     path = package.tree.with_name(name)
@@ -99,7 +99,10 @@ def _first_problem(run: Report) -> str:
 
 
 async def _run_suite(package: Package, bench: Bench, runs: int, seconds: float, progress: Progress) -> list[Report]:
-    """Run the suite `runs` times, the first time with calls recorded. Raises TaskError if a run does not end well."""
+    """Run the suite `runs` times, recording calls in the first run.
+
+    Raises TaskError if a run times out or breaks off.
+    """
     limits = Limits(seconds=seconds, cpu_seconds=seconds, memory_mb=4096, file_mb=512)
     found = []
     for number in range(runs):
@@ -127,7 +130,7 @@ async def _run_suite(package: Package, bench: Bench, runs: int, seconds: float, 
 
 
 def _covering(package: Package, run: Report, tests: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Map each function in the package's modules to the tests that call it; test files are not among the modules."""
+    """Map each function in the package's modules, which exclude test files, to the tests that call it."""
     modules = set(package.modules)
     covering: dict[str, list[str]] = {}
     for test in tests:

@@ -1,17 +1,18 @@
-"""Word a problem statement: it tells what the failing tests say, and not where the bug is or how to repair it."""
+"""Write a problem statement that tells what the failing tests say, but not where the bug is or how to fix it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-SHOWN = 3  # different messages, and names of tests
+SHOWN = 3  # most messages quoted, and most further tests named
 
 
 def problem_statement(package: str, fail_to_pass: Sequence[str], passing: int, messages: Mapping[str, str]) -> str:
     """Return a problem report that a user of the package could have written.
 
-    `fail_to_pass` are the tests that fail, the most telling first, `passing` is how many related tests pass, and
-    `messages` has the first line of what each failing test says. Names no file, function or line except those of tests.
+    `fail_to_pass` are the failing tests, the most telling first, `passing` is the number of related tests that pass,
+    and `messages` holds the first line of each failing test's message. Apart from the tests and their messages, the
+    report names no file, function or line.
     """
     complaints: dict[str, list[str]] = {}
     for test in fail_to_pass:

@@ -1,4 +1,4 @@
-"""Judge a candidate by its tests: it becomes a task, or is rejected for a reason."""
+"""Judge a candidate by its tests, which either make it a task or give a reason to reject it."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from turnstile.types import Task
 
 
 class Validator:
-    """Validates candidates of one package by the grader's runs of their tests."""
+    """Judges the candidates of one package by running their tests with the grader."""
 
     def __init__(self, package: Package, grader: CodeGrader) -> None:
         self._package = package
         self._grader = grader
 
     async def verdict(self, candidate: Candidate) -> Task | str | None:
-        """Return a task, or a phrase that says why the candidate is not one; None if no verdict can be had."""
+        """Return a task, or a phrase that says why the candidate is rejected; None if no verdict could be reached."""
         for _ in range(2):
-            with suppress(VerifierError):  # a single error may be an accident
+            with suppress(VerifierError):  # a single error may be a coincidence
                 return await self._verdict(candidate)
         return None
 
     async def _verdict(self, candidate: Candidate) -> Task | str:
-        sound = await self._sound(candidate)
+        sound = await self._sound_tests(candidate)
         if not sound:
             return "tests unsound alone"
         mutant = candidate.mutant
@@ -67,8 +67,8 @@ class Validator:
             return "no steady failure"
         return Task(id=candidate.id, env=ENV, data=bug.data())
 
-    async def _sound(self, candidate: Candidate) -> list[str]:
-        """Return the candidate's tests that pass on the pristine tree when only they are run, in either order."""
+    async def _sound_tests(self, candidate: Candidate) -> list[str]:
+        """Return the candidate's tests that pass on the pristine tree in both orders, run without other tests."""
         runs = [await self._run(candidate, {}, reverse=reverse) for reverse in (False, True)]
         return [test for test in candidate.nodes if all(run.passed(test) for run in runs)]
 
@@ -76,7 +76,7 @@ class Validator:
         report = await self._grader.run_tests(
             self._package.tree, files, candidate.nodes, env=self._package.environment, reverse=reverse
         )
-        if report.waited_out:  # due to the code or to a busy machine: not a fact to be recorded
+        if report.waited_out:  # the code or a busy machine may be the cause, so record nothing
             raise VerifierError(f"the tests of {candidate.id} {report.problem} on the wall clock")
         return report
 
@@ -85,7 +85,7 @@ class Validator:
     ) -> Bug:
         package, mutant, patch = self._package, candidate.mutant, candidate.patch
         function = mutant.function
-        if not mutant.is_small:  # its lines may have moved
+        if not mutant.is_small:  # the bug may have moved its lines
             function = next(
                 found
                 for found in mutate.functions(text)
@@ -125,6 +125,6 @@ _LONGEST_MESSAGE = 200  # characters
 
 
 def steady(message: str) -> str:
-    """Return a message, cut, without what differs between two runs: addresses and the path of the working copy."""
+    """Return a shortened message without memory addresses and the path of the working copy, which vary by run."""
     message = re.sub(r"\b(at )?0x(?(1)[0-9a-fA-F]*|[0-9a-fA-F]{6,}\b)", r"\g<1>0x...", message[:_LONGEST_MESSAGE])
     return re.sub(r"[^\s'\"]*/turnstile-sandboxes-[^/\s'\"]*/(?:sandbox-\d+/)?(?:(?:work|scratch)/)?", "", message)

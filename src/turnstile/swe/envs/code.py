@@ -1,4 +1,4 @@
-"""The one function of a file that an agent sees, and search and replace inside what is shown of it."""
+"""Show an agent one function of a file, and edit the shown part by search and replace."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 
 
 class EditError(Exception):
-    """An edit that cannot be applied; the text tells the agent why."""
+    """An edit that cannot be applied; the message tells the agent why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Code:
-    """A file's text and the function in it that is shown.
+    """The text of a file, and the function in it that is shown.
 
-    Shown are the lines `start` to `end` (from 1, both included) without the `hidden` ones.
+    The shown lines are those from `start` to `end` (from 1, both included), except the `hidden` ones.
     """
 
     text: str
@@ -25,14 +25,14 @@ class Code:
     hidden: frozenset[int] = frozenset()
 
     def view(self) -> str:
-        """Return the shown lines without the indentation of the whole function."""
+        """Return the shown lines without the function's own indentation."""
         return "\n".join(line for _, line in self._shown())
 
     def replaced(self, old: str, new: str) -> Code:
-        """Return the code with the one occurrence of `old` in the view replaced.
+        """Return the code with the one occurrence of `old` in the view replaced with `new`.
 
-        `old` and `new` may span lines, as the view shows them. Raises EditError if `old` does not occur exactly once,
-        nothing would change, or the function would no longer be valid Python.
+        Both may span lines, as the view shows them. Raises EditError if `old` does not occur exactly once or spans
+        hidden lines, nothing would change, or the function would no longer be valid Python.
         """
         if old == new:
             raise EditError("no change: both sides are the same")
@@ -68,11 +68,11 @@ class Code:
         return True
 
     def line_with(self, text: str) -> str:
-        """Return the first shown line that holds `text`, without its indentation; "" if there is none."""
+        """Return the first shown line that contains `text`, without its indentation; "" if there is none."""
         return next((line.strip() for _, line in self._shown() if text in line), "")
 
     def _shown(self) -> list[tuple[int, str]]:
-        """Return (number, line without the function's indentation) of every shown line."""
+        """Return each shown line as (number, text without the function's indentation)."""
         lines = self.text.split("\n")
         indent = self._indent(lines)
         return [
@@ -86,7 +86,7 @@ class Code:
         return first[: len(first) - len(first.lstrip())]
 
     def _with_lines(self, first: int, last: int, inserted: list[str]) -> Code:
-        """Return the code with lines `first` to `last` replaced by `inserted`, which are given as in the view."""
+        """Return the code with lines `first` to `last` replaced with `inserted`, which have the form of the view."""
         lines = self.text.split("\n")
         indent = self._indent(lines)
         ending = "\r" if lines[first - 1].endswith("\r") else ""
@@ -103,7 +103,7 @@ class Code:
 
 
 def nearest_line(text: str, lines: list[str]) -> str:
-    """Return the line that is most like `text`, without its indentation."""
+    """Return the line most similar to `text`, without its indentation."""
 
     def likeness(line: str) -> float:
         matcher = difflib.SequenceMatcher(a=line.strip(), b=text.strip(), autojunk=False)
@@ -113,5 +113,5 @@ def nearest_line(text: str, lines: list[str]) -> str:
 
 
 def _count(text: str, part: str) -> int:
-    """Count the occurrences of `part`, overlapping ones included."""
+    """Count the occurrences of `part`, including overlapping ones."""
     return sum(text.startswith(part, at) for at in range(len(text)))

@@ -62,18 +62,18 @@ _LONGEST = 100_000  # characters of a command
 
 
 class ShellEnv:
-    """One episode of repairing a repository (of a generated task or an instance) in a sandbox of its own.
+    """One episode of repairing a repository (of a generated task or an instance) in its own sandbox.
 
     A command takes at most `seconds` and shows at most `chars` characters, as does `view`; `memory_mb` and `processes`
     limit it too. What the agent changed, except tests, is graded in a fresh sandbox (`swe.problems`).
 
-    Turn signals: parsed, command, succeeded (for a shell command: with exit code 0), reason (why it did not succeed),
+    Turn signals: parsed, command, succeeded (a shell command must exit with code 0), reason (why it did not succeed),
     looked_at_failing_code (a file with the fault was viewed, or named in a shell command), ran_tests (a shell command
-    called a known test runner), tests_passed (whether the exit code of that command was 0), modified (the files differ
-    from before the turn). Episode signals: submitted, modified (there is a change to grade), resolved, f2p_passed,
+    called a known test runner), tests_passed (whether that command exited with code 0), modified (the files differ from
+    before the turn). Episode signals: submitted, modified (there is a change to grade), resolved, f2p_passed,
     f2p_total, f2p_tests (whether each of them passed), p2p_passed, p2p_total, patch (a git diff of what is graded),
-    ignored (the number of changed files that are not graded: tests and their settings), problem (why no test could
-    pass, "" otherwise).
+    ignored (the number of changed files that are not graded, such as tests and their settings), problem (why no test
+    could pass, "" otherwise).
     """
 
     rates = RATES
@@ -103,7 +103,7 @@ class ShellEnv:
     async def reset(self, task: Task) -> Start:
         """Open a copy for the task and return the prompt and tools.
 
-        Raises TaskError if what the task needs cannot be had, and SandboxError.
+        Raises TaskError if something that the task needs is unavailable, and SandboxError.
         """
         await self.close()
         self._task = task
@@ -130,7 +130,7 @@ class ShellEnv:
         return Step(messages=tuple(answers), signals=found, terminated=self._submitted, submitted=self._submitted)
 
     async def measure(self) -> Mapping[str, JSON]:
-        """Grade the change. A copy in which nothing but tests was changed is not run."""
+        """Grade the change and return the episode's signals; if only tests were changed, nothing is run."""
         problem = self._problem
         f2p, p2p = len(problem.fail_to_pass) or 1, len(problem.pass_to_pass)
         found: dict[str, JSON] = {
@@ -158,7 +158,7 @@ class ShellEnv:
         }
 
     def state_key(self) -> str:
-        """Return a hash of what differs from the beginning and of the view that is open."""
+        """Return a hash of what has changed since the beginning, and of what was viewed last."""
         state, base = self._state, self._working_copy().base
         if isinstance(state, Mapping):
             differs: object = sorted((path, state.get(path, "")) for path in {*state, *base}
@@ -169,7 +169,7 @@ class ShellEnv:
         return hashlib.blake2b(parts.encode(), digest_size=12).hexdigest()
 
     async def close(self) -> None:
-        """End what runs in the copy and remove it."""
+        """End all processes in the copy, and remove it."""
         copy, self._copy = self._copy, None
         if copy is not None:
             await copy.close()
@@ -207,7 +207,7 @@ class ShellEnv:
                 return done("submit", "Submitted.")
             case name:
                 return failed(name, f"There is no tool {name}; use {_names()}.", "unknown command")
-        await self._look(copy)
+        await self._update_state(copy)
         return answer
 
     async def _bash(self, copy: Copy, command: str) -> Done:
@@ -221,9 +221,9 @@ class ShellEnv:
             code, output, out_of_time = await copy.shell(command, limits=self._limits)
         except (OutOfMemoryError, DiskFullError) as error:  # the command caused it; the sandbox goes on
             reason = "out of memory" if isinstance(error, OutOfMemoryError) else "disk full"
-            modified = await self._look(copy)
+            modified = await self._update_state(copy)
             return failed("bash", f"[{reason}]", reason, modified=modified, looked_at_failing_code=looked)
-        modified = await self._look(copy)
+        modified = await self._update_state(copy)
         end = f"[timed out after {self._limits.seconds:g} s]" if out_of_time else f"[exit code {code}]"
         output = "\n".join(
             filter(None, (output.rstrip("\n"), end if code or out_of_time or not output.strip() else ""))
@@ -239,8 +239,8 @@ class ShellEnv:
         )
         return Done(say=output, signals=found)
 
-    async def _look(self, copy: Copy) -> bool:
-        """Return whether the files have changed since the last look at them."""
+    async def _update_state(self, copy: Copy) -> bool:
+        """Record the state of the files, and return whether it differs from the one recorded before."""
         before = self._state
         try:
             self._state = await copy.manifest()

@@ -1,4 +1,4 @@
-"""An agent's access to a repository's files: view them, create them, and edit them by search and replace."""
+"""The tools with which an agent views, creates and edits a repository's files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from turnstile.swe.problems.copy import Copy
 from turnstile.types import JSON
 
 MOST_BYTES = 8 << 20
-"""A larger file is not read."""
+"""Larger files are not read."""
 
 
 class FileTools:
-    """The tools `view`, `str_replace` and `create` in a working copy, with files of at most MOST_BYTES.
+    """The tools `view`, `str_replace` and `create` in a working copy, for files of at most MOST_BYTES.
 
-    An answer holds at most `chars` characters of a file; viewing one of `suspects` is recorded. `open` names what was
-    viewed last.
+    An answer shows at most `chars` characters of a file, and viewing one of `suspects` is recorded in the signals.
+    `open` names what was viewed last.
     """
 
     def __init__(self, copy: Copy, *, suspects: frozenset[str], limits: Limits, chars: int) -> None:
@@ -32,7 +32,7 @@ class FileTools:
         if not all(line is None or (isinstance(line, int) and not isinstance(line, bool)) for line in (start, end)):
             return failed("view", "start and end are numbers of lines.", "bad arguments")
         first, last = start or 1, end or 1 << 30
-        inner = self._inner(path)
+        inner = self._relative_path(path)
         found = await self._read("view", inner)
         if isinstance(found, Done):
             return found
@@ -48,19 +48,21 @@ class FileTools:
         return done("view", shown or f"{inner} is empty.", looked_at_failing_code=inner in self._suspects)
 
     async def replace(self, path: str, old: str, new: str) -> Done:
-        inner = self._inner(path)
+        inner = self._relative_path(path)
         found = await self._read("str_replace", inner)
         if isinstance(found, Done):
             return found
         try:
-            text, line = await asyncio.to_thread(replace_once, decode(found), old, new)  # it seeks lines like `old`
+            text, line = await asyncio.to_thread(
+                replace_once, decode(found), old, new
+            )  # it may search for similar lines
         except EditError as error:
             return failed("str_replace", str(error), str(error).partition(":")[0].partition(";")[0].partition(",")[0])
         around = number_lines(text, max(line - 2, 1), line + new.count("\n") + 2, self._chars)
         return await self._write("str_replace", inner, text, f"Replaced; it now reads:\n{around}")
 
     async def create(self, path: str, text: str) -> Done:
-        inner = self._inner(path)
+        inner = self._relative_path(path)
         try:
             if not await self._is_large(inner):
                 await self._copy.sandbox.read(inner)
@@ -82,7 +84,7 @@ class FileTools:
         return done(command, say, modified=True)
 
     async def _read(self, command: str, path: str) -> bytes | Done:
-        """Return a file's bytes, or the command's answer: the listing of a folder, or why the file cannot be read."""
+        """Return a file's bytes, or the answer to the command if it is a folder or cannot be read."""
         if await self._is_large(path):
             say = f"{path} is larger than the {MOST_BYTES >> 20} MiB that {command} takes; use bash, with head or sed."
             return failed(command, say, "too large")
@@ -101,8 +103,8 @@ class FileTools:
         except (OSError, ValueError) as error:
             return failed(command, f"{path} cannot be read: {_error_text(error)}", "cannot be read")
 
-    def _inner(self, path: str) -> str:
-        """Return a path that the agent gave as one relative to the root."""
+    def _relative_path(self, path: str) -> str:
+        """Convert a path that the agent gave to one relative to the root."""
         place = self._copy.place
         if place and (path == place or path.startswith(place + "/")):
             path = path[len(place) :].lstrip("/")

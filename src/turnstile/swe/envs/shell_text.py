@@ -1,4 +1,4 @@
-"""A file's text for an agent: shown with line numbers, and edited by search and replace with explained failures."""
+"""Show an agent a file's text with line numbers, and edit it by search and replace with explained failures."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from turnstile.swe.envs.code import EditError, nearest_line
 
 _NUMBERED = re.compile(r" *\d+\t")
-_SHOWN = 3  # number of places that are named
+_SHOWN = 3  # most places named in a message
 
 
 def decode(data: bytes) -> str:
-    """Return a file as text; `encode` turns bytes that are not UTF-8 back into what they were."""
+    """Return a file's bytes as text; `encode` restores bytes that are not UTF-8."""
     return data.decode("utf-8", "surrogateescape")
 
 
 def encode(text: str) -> bytes:
-    """Return text as bytes, with bytes that `decode` could not read as they were."""
+    """Return text as bytes, restoring those that `decode` could not read."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -43,15 +43,14 @@ def number_lines(text: str, start: int, end: int, chars: int) -> str:
 
 
 def _clean(line: str) -> str:
-    """Return what can be shown of a line: bytes that are not text become question marks."""
+    """Return a line without its carriage return, and with question marks for bytes that are not text."""
     return line.removesuffix("\r").encode("utf-8", "replace").decode()
 
 
 def replace_once(text: str, old: str, new: str) -> tuple[str, int]:
-    """Return the text with the one occurrence of `old` replaced, and the line where it stood.
+    """Return the text with the one occurrence of `old` replaced with `new`, and the line where it begins.
 
-    In a file with line ends of carriage return and newline, both texts get such line ends. Raises EditError that says
-    why `old` cannot be replaced.
+    In a file with CRLF line ends, `old` and `new` get them too. Raises EditError saying why `old` cannot be replaced.
     """
     if not old:
         raise EditError("old is empty; give the text that is to be replaced, or use create for a new file")
@@ -59,7 +58,7 @@ def replace_once(text: str, old: str, new: str) -> tuple[str, int]:
         raise EditError("no change: old and new are the same")
     if "\r\n" in text and "\r" not in old + new:
         old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
-    places = _places(text, old)
+    places = _line_numbers(text, old)
     if len(places) > 1:
         named = ", ".join(map(str, places[:10])) + (", ..." if len(places) > 10 else "")
         raise EditError(f"old occurs {len(places)} times, at lines {named}; give more of the lines around it")
@@ -69,8 +68,8 @@ def replace_once(text: str, old: str, new: str) -> tuple[str, int]:
     return text[:at] + new + text[at + len(old) :], places[0]
 
 
-def _places(text: str, part: str) -> list[int]:
-    """Return the lines in which `part` begins; overlapping occurrences count too."""
+def _line_numbers(text: str, part: str) -> list[int]:
+    """Return the numbers of the lines in which `part` begins, overlapping occurrences included."""
     found, at = [], text.find(part)
     while at >= 0:
         found.append(text.count("\n", 0, at) + 1)
@@ -85,7 +84,7 @@ def _why_not(text: str, old: str) -> str:
         bare = "\n".join(_NUMBERED.sub("", line, count=1) for line in wanted)
         if bare in "\n".join(lines):
             return "old is not in the file; it holds the line numbers that view shows, leave them out"
-    same = _same_but_blanks(lines, wanted)
+    same = _find_ignoring_space(lines, wanted)
     if same:
         first = same[0]
         shown = "\n".join(lines[first - 1 : first - 1 + len(wanted)])
@@ -103,8 +102,8 @@ def _why_not(text: str, old: str) -> str:
     return f"old is not in the file; the nearest that is there:\n{around}"
 
 
-def _same_but_blanks(lines: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """Return the first line of each place where the text differs from the wanted lines in white space only."""
+def _find_ignoring_space(lines: Sequence[str], wanted: Sequence[str]) -> list[int]:
+    """Return the number of the first line of each place that differs from `wanted` only in white space."""
     bare = ["".join(line.split()) for line in lines]
     sought = ["".join(line.split()) for line in wanted]
     if not any(sought):

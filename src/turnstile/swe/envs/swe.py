@@ -1,4 +1,4 @@
-"""An environment for repairing one function of a real package: look, search and replace, run the tests, submit."""
+"""An environment for repairing one function of a real package by viewing, editing and testing it."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ TOOLS = (
 class SweEnv:
     """One episode of repairing one bug in one function, with a failing test named in the prompt.
 
-    The working copy is the package's pristine tree with the bug in it; the agent can change one function of it. Tests
-    run, and the end is graded, on fresh copies in the grader's sandboxes, with the tests as the package ships them; an
-    episode that only looks and edits starts none. Every observation of one line is cut to `chars` characters.
+    The working copy is the package's pristine tree with the bug in it, and the agent can change one function. Test runs
+    and the final grading use fresh copies in the grader's sandboxes, with the tests that the package ships; an episode
+    that only views and edits starts no sandbox. Observations of one line are cut to `chars` characters.
 
     Turn signals: parsed, command, succeeded, reason (why it did not succeed), looked_at_failing_code, ran_tests,
     tests_passed (None if none ran), modified. Episode signals: submitted, modified, resolved, f2p_passed, f2p_total,
@@ -66,7 +66,7 @@ class SweEnv:
     async def reset(self, task: Task) -> Start:
         """Load the task and return its prompt and tools.
 
-        Raises TaskError if its package is not the one it was made from.
+        Raises TaskError if its package cannot be fetched, or is not the one it was made from.
         """
         bug = Bug.of(task)
         self._package = await asyncio.to_thread(package_of, bug)
@@ -95,7 +95,10 @@ class SweEnv:
         return Step(messages=tuple(answers), signals=found, terminated=self._submitted, submitted=self._submitted)
 
     async def measure(self) -> Mapping[str, JSON]:
-        """Grade the working copy. An unchanged copy fails by the definition of a task, and is not run."""
+        """Grade the working copy and return the episode's signals.
+
+        An unchanged copy fails by the definition of a task, so its tests are not run.
+        """
         bug = self._bug
         found: dict[str, JSON] = {"submitted": self._submitted, "modified": self._code.text != self._base.text}
         if found["modified"]:
@@ -117,14 +120,14 @@ class SweEnv:
         return "".join(difflib.unified_diff(before, after, f"a/{self._bug.file}", f"b/{self._bug.file}"))
 
     def state_key(self) -> str:
-        """Return a hash of the code, of what undo would bring back, and of whether the function was shown."""
+        """Return a hash of the code, of what undo would restore, and of whether the function was viewed."""
         digest = hashlib.blake2b(digest_size=12)
         for part in (self._task.id, str(self._viewed), self._code.text, *(code.text for code in self._undo)):
             digest.update(hashlib.blake2b(part.encode("utf-8", "surrogatepass")).digest())
         return digest.hexdigest()
 
     async def close(self) -> None:
-        """Do nothing: the sandboxes that the episode's tests ran in belong to the grader."""
+        """Do nothing, because the sandboxes in which the episode's tests ran belong to the grader."""
 
     def _prompt(self) -> str:
         bug = self._bug
@@ -179,7 +182,7 @@ class SweEnv:
         return done("run", self._cut(text), ran_tests=True, tests_passed=verdict.resolved)
 
     async def _grade(self) -> Verdict:
-        """Run the task's tests on a fresh copy of the package with the working copy's file in it."""
+        """Return the verdict on a fresh copy of the package with the working copy's file in it."""
         return await judge(self._grader, self._bug, self._package, self._code.text)
 
     def _cut(self, text: str) -> str:

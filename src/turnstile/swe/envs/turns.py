@@ -1,4 +1,4 @@
-"""The signals of a turn in which an agent works on code, as `rewards.steps` reads them."""
+"""The signals of a turn in which an agent works on code, in the form that `rewards.steps` reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Done:
 
 
 def signals(command: str, succeeded: bool, reason: str = "", **overrides: JSON) -> Mapping[str, JSON]:
-    """Return the signals that are recorded for one command; `reason` says why it did not succeed."""
+    """Return the signals to record for one command; `reason` says why it did not succeed."""
     return {
         "parsed": bool(command),
         "command": command,
@@ -37,14 +37,15 @@ def done(command: str, say: str, **found: JSON) -> Done:
 
 
 def failed(command: str, say: str, reason: str, **found: JSON) -> Done:
-    """Return the answer to a command that failed for `reason`."""
+    """Return the answer to a command that did not succeed, for the given reason."""
     return Done(say=say, signals=signals(command, False, reason, **found))
 
 
 def merge_signals(one: Mapping[str, JSON], other: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Return the signals of a turn with several calls.
+    """Return the signals of a turn's calls so far (`one`) combined with those of its next call (`other`).
 
-    All calls must succeed, anything seen or done counts, and the last test run and the first reason are kept.
+    The turn succeeds if all its calls do. Whatever any call saw, ran or changed counts, and the last test result and
+    the first reason are kept.
     """
     if not one:
         return dict(other)

@@ -6,7 +6,7 @@
     solution/solve.sh    the repair
     tests/test.sh        run in the container when the agent is done; writes /logs/verifier/reward.txt
 
-The files that name the tests are in tests/, which the agent's container does not hold while the agent works.
+The tests are named only in files of tests/, which is not in the agent's container while the agent works.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ allow_internet = false
 def write_folder(
     instance: Instance, folder: str | Path, *, seconds: float = 600.0, agent_seconds: float = 1800.0
 ) -> Path:
-    """Write an instance as a task folder of Harbor. The image must hold the repository at `workdir`, git and python3.
+    """Write an instance as a Harbor task folder, and return the folder.
 
-    Raises TaskError for an instance without an image or without named tests that must pass, and for a log parser other
-    than pytest and unittest, as no other is shipped.
+    The image must hold the repository at `workdir`, git and python3. Raises TaskError for an instance without an image
+    or without named tests that must pass, and for a log parser other than pytest and unittest, as no other is shipped.
     """
     folder = Path(folder)
     if not instance.image:
@@ -119,9 +119,9 @@ def write_folder(
 
 
 def test_command(instance: Instance) -> str:
-    """Return the instance's own command.
+    """Return the instance's own test command.
 
-    Without one, return a command that runs its test files with pytest, or its test modules with unittest.
+    If it has none, return one that runs its test files with pytest, or its test modules with unittest.
     """
     if instance.test_command:
         return instance.test_command
@@ -134,7 +134,7 @@ def test_command(instance: Instance) -> str:
 
 
 def _restore(instance: Instance) -> str:
-    """Return the commands that restore the test files which the tests' patch touches, and apply that patch."""
+    """Return the shell commands that restore the test files touched by the tests' patch, and apply that patch."""
     if not instance.test_patch:
         return ""
     touched = re.findall(r"^diff --git a/(\S+) b/", instance.test_patch, re.MULTILINE)
@@ -145,18 +145,18 @@ def _restore(instance: Instance) -> str:
 
 
 def task_folders(path: Path) -> list[Path]:
-    """Return the task folders at a path: the path itself, or those directly in it."""
+    """Return the path itself if it is a task folder, else the task folders directly in it."""
     if (path / "task.toml").is_file():
         return [path]
     return sorted(one.parent for one in path.glob("*/task.toml"))
 
 
 def read_folder(folder: str | Path) -> Instance:
-    """Read a task folder as an instance.
+    """Return the instance in a Harbor task folder.
 
-    A folder from `write_folder` is read back complete. Any other names no tests: `test_command` runs its test.sh, whose
-    verdict is the number in /logs/verifier/reward.txt, and `extra` holds its settings and place. Raises TaskError for a
-    folder that is not a Harbor task.
+    A folder from `write_folder` is read back completely. Any other names no tests; its instance has a `test_command`
+    that runs test.sh, which writes its verdict as a number to /logs/verifier/reward.txt, and its settings and path in
+    `extra`. Raises TaskError for a folder that is not a Harbor task.
     """
     folder = Path(folder)
     try:

@@ -1,4 +1,6 @@
-"""Run a task's tests and write its reward. Uses the standard library only, as it lies beside a Harbor task's tests.
+"""Run a task's tests and write its reward.
+
+Uses the standard library only, as it is copied beside the tests of a Harbor task.
 
 python3 grade.py [FOLDER FOR reward.txt]
 """

@@ -1,4 +1,4 @@
-"""The script that cuts a repository's history down to the state that a task begins with."""
+"""The script that cuts a repository's history down to the state in which a task begins."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import shlex
 
 
 def cut_history(workdir: str) -> str:
-    """Return a bash script that cuts the history in a task's image down to one commit.
+    """Return a bash script that cuts the git history in a task's image down to one commit.
 
-    It prints how many commits are left, and how many of them can be reached by a name: 1 1. One commit without parents
-    goes into an empty repository, with the objects that it needs and no others. A tag that describes it keeps its name,
-    as builds ask for that.
+    It prints the number of commits that are left and the number that can be reached by name, which are 1 and 1 if all
+    went well. One commit without parents goes into an empty repository, with only the objects that it needs. The tag
+    that describes it keeps its name, as builds ask for it.
     """
     return _CUT.format(workdir=shlex.quote(workdir))
 

@@ -1,4 +1,4 @@
-"""One typed instance of a repository task, whatever data set it was read from."""
+"""One typed instance of a repository task, whichever data set it was read from."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from turnstile.lookup import resolve
 from turnstile.types import JSON, Task
 
 INSTANCE = "swe_shell"
-"""The environment of tasks that hold an instance. Generated tasks can be tried in it too."""
+"""The environment of tasks that hold an instance. Generated tasks can run in it too."""
 PASSED = frozenset({"PASSED", "XFAIL"})
-"""Statuses that count as passed: an expected failure does; XPASS is a strict matter of its suite and does not."""
+"""Statuses that count as passed, which include expected failures but not XPASS."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Instance:
     """A problem in a repository at a commit, and the tests that tell whether it is solved.
 
-    Patches are unified diffs against `base_commit`. `bug_patch` is applied before the agent starts (SWE-smith's
-    `patch`), `patch` is the repair from there, `test_patch` adds the tests that come with it. If a data set gives the
-    status that every test must have instead of naming FAIL_TO_PASS (R2E-Gym), that is `expected`: status by test.
+    Patches are unified diffs. `bug_patch` is applied to `base_commit` before the agent starts (SWE-smith's `patch`),
+    `patch` is the repair from there, and `test_patch` adds the tests that come with it. `expected` maps each test to
+    the status that it must have, for data sets that give this instead of FAIL_TO_PASS (R2E-Gym).
     """
 
     id: str
@@ -40,20 +40,20 @@ class Instance:
     image: str = ""
     workdir: str = "/testbed"
     test_command: str = ""
-    log_parser: str = "pytest"  # a kind of lookup's room "log_parser"
+    log_parser: str = "pytest"  # a name that `lookup.resolve("log_parser", ...)` knows
     setup: str = ""  # shell lines before every command in its image, such as those that activate an environment
     hidden: tuple[str, ...] = ()  # paths in its image that hold tests, which the agent must not see
-    extra: Mapping[str, JSON] = dataclasses.field(default_factory=dict)  # fields of the data set without a place here
+    extra: Mapping[str, JSON] = dataclasses.field(default_factory=dict)  # other fields of the data set
 
     def to_json(self) -> dict[str, JSON]:
-        """Return the instance as a JSON object, without empty fields."""
+        """Return the instance as a JSON object, without optional fields that are empty."""
         record = {key: list(value) if isinstance(value, tuple) else value
                   for key, value in dataclasses.asdict(self).items()}  # fmt: skip
         return {key: value for key, value in record.items() if value or key in ("id", "problem", "log_parser")}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Instance:
-        """Read back what `to_json` returned. Raises TaskError for an unknown field or a missing id."""
+        """Return the instance that `to_json` converted. Raises TaskError for an unknown field or a missing id."""
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(record) - known)
         if unknown or not record.get("id"):
@@ -63,14 +63,17 @@ class Instance:
         return cls(**{**record, **tuples})
 
     def statuses(self, log: str) -> dict[str, str]:
-        """Return the status of each test in a run that printed `log`. Raises ConfigError for an unknown parser."""
+        """Return the status of each test in a run that printed `log`.
+
+        Raises ConfigError for an unknown parser.
+        """
         found: dict[str, str] = resolve("log_parser", self.log_parser)(log)
         return found
 
     def log_trouble(self, log: str, statuses: Mapping[str, str], exit_code: int) -> str | None:
-        """Return what is wrong with a run as a whole, in a few words, as the parser's function `trouble` tells it.
+        """Return what is wrong with a run as a whole, in a few words, according to the parser's function `trouble`.
 
-        None if nothing is, and for a parser without such a function. Raises ConfigError for an unknown parser.
+        Returns None if nothing is wrong or the parser has no such function. Raises ConfigError for an unknown parser.
         """
         trouble = getattr(resolve("log_parser", self.log_parser), "trouble", None)
         return None if trouble is None else trouble(log, statuses, exit_code)
@@ -80,21 +83,21 @@ class Instance:
         return dict(self.expected) or dict.fromkeys((*self.fail_to_pass, *self.pass_to_pass), "PASSED")
 
     def unmet(self, statuses: Mapping[str, str]) -> list[str]:
-        """Return the tests without the status that they must have, in a run that gave these statuses by test.
+        """Return the tests that do not have their required status among the `statuses` of a run.
 
         A missing test is one of them, and so is a skipped one unless it is expected to be skipped. Data sets cut names
-        at the first blank: such a name stands for all tests that begin with it.
+        at the first blank; such a name stands for all tests whose names match up to there.
         """
-        cut = _cut(statuses)
+        cut = _group_by_cut_name(statuses)
         return [
             test
             for test, status in self.wanted_statuses().items()
-            if not all(_same(found, status) for found in _found(test, statuses, cut))
+            if not all(_is_equivalent(found, status) for found in _statuses_for(test, statuses, cut))
         ]
 
     def met_none(self, statuses: Mapping[str, str]) -> bool:
-        """Return whether a run named none of the tests; names are read as by `unmet`."""
-        return not self.wanted_statuses().keys() & {*statuses, *_cut(statuses)}
+        """Return whether a run named none of the instance's tests, with names matched as in `unmet`."""
+        return not self.wanted_statuses().keys() & {*statuses, *_group_by_cut_name(statuses)}
 
 
 def instance_of(task: Task) -> Instance:
@@ -105,28 +108,28 @@ def instance_of(task: Task) -> Instance:
 
 
 def as_task(instance: Instance) -> Task:
-    """Return an instance as a task that `instance_of` reads back."""
+    """Return an instance as a task; `instance_of` converts it back."""
     return Task(id=instance.id, env=INSTANCE, data=instance.to_json())
 
 
-def _cut(statuses: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the statuses by the names of their tests up to the first blank."""
+def _group_by_cut_name(statuses: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the statuses grouped by the names of their tests up to the first blank."""
     cut: dict[str, list[str]] = {}
     for test, status in statuses.items():
         cut.setdefault(test.partition(" ")[0], []).append(status)
     return cut
 
 
-def _found(test: str, statuses: Mapping[str, str], cut: Mapping[str, list[str]]) -> list[str]:
+def _statuses_for(test: str, statuses: Mapping[str, str], cut: Mapping[str, list[str]]) -> list[str]:
     return [statuses[test]] if test in statuses else cut.get(test, ["MISSING"])
 
 
-def _same(found: str, wanted: str) -> bool:
+def _is_equivalent(found: str, wanted: str) -> bool:
     return found == wanted or (found in PASSED and wanted in PASSED)
 
 
 def field_of(row: Mapping[str, Any], name: str, where: str) -> str:
-    """Return a text that a row must have. Raises TaskError naming the field if it is missing."""
+    """Return a text field that a row must have. Raises TaskError naming the field if it is missing or empty."""
     value = row.get(name)
     if not isinstance(value, str) or not value:
         raise TaskError(f"{where}: field {name!r} is missing or no text; is it of this format?")
@@ -134,7 +137,10 @@ def field_of(row: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def tests_of(row: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
-    """Return names of tests, which data sets keep as a list or as JSON in a text. Raises TaskError for other values."""
+    """Return the names of tests in a field, which holds a list or its JSON text.
+
+    Raises TaskError for other values.
+    """
     value = row.get(name)
     if isinstance(value, str):
         try:
@@ -149,15 +155,15 @@ def tests_of(row: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
 
 
 def extra_of(row: Mapping[str, Any], used: Iterable[str]) -> dict[str, JSON]:
-    """Return the fields of a row that have no place in an instance and are not empty."""
+    """Return the non-empty fields of a row that are not in `used`."""
     taken = set(used)
     return {key: value for key, value in row.items() if key not in taken and value not in (None, "", [], {})}
 
 
 def reversed_patch(patch: str) -> str:
-    """Return the unified diff that undoes another one.
+    """Return the unified diff that undoes `patch`.
 
-    Raises TaskError for a binary diff or one that renames or copies.
+    Raises TaskError for a binary diff, or one that renames or copies files.
     """
     lines: list[str] = []
     old_name = ""
@@ -173,22 +179,22 @@ def reversed_patch(patch: str) -> str:
         elif line.startswith("--- "):
             old_name = line[4:]
         elif line.startswith("+++ "):
-            lines += [f"--- {_other_side(line[4:])}", f"+++ {_other_side(old_name)}"]
+            lines += [f"--- {_swap_prefix(line[4:])}", f"+++ {_swap_prefix(old_name)}"]
         elif line.startswith(("GIT binary patch", "Binary files", "rename ", "copy ")):
             raise TaskError(f"a patch with {line.split()[0]} parts cannot be taken back; reverse it with git apply -R")
         else:
-            lines.append(_other_header(line))
+            lines.append(_reverse_header(line))
     return "".join(lines)
 
 
-def _other_side(name: str) -> str:
+def _swap_prefix(name: str) -> str:
     return {"a/": "b/", "b/": "a/"}.get(name[:2], name[:2]) + name[2:]
 
 
 _HEADERS = {"new file mode": "deleted file mode", "old mode": "new mode"}
 
 
-def _other_header(line: str) -> str:
+def _reverse_header(line: str) -> str:
     if match := re.fullmatch(r"index ([0-9a-f]+)\.\.([0-9a-f]+)(.*\n?)", line):
         return f"index {match[2]}..{match[1]}{match[3]}"
     for one, other in (*_HEADERS.items(), *((other, one) for one, other in _HEADERS.items())):

@@ -1,8 +1,9 @@
-"""Parsers of a test run's output into a status by test: PASSED, FAILED, ERROR, SKIPPED, XFAIL or XPASS.
+"""Parse the output of a test run into statuses: PASSED, FAILED, ERROR, SKIPPED, XFAIL or XPASS for each test.
 
 Uses the standard library only, since it is also copied beside the tests of exported tasks. For other runners, write a
-function from text to such a map and name it as package.module:function. A parser may have an attribute `trouble`: a
-function of text, statuses and exit code that says what is wrong with the run as a whole, None if nothing is.
+function from the text to a mapping from tests to statuses, and name it as package.module:function. A parser may have an
+attribute `trouble`, a function of text, statuses and exit code that says what is wrong with the run as a whole, or
+returns None if nothing is.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _ENDS = re.compile(rf"\.\.\. (?:.*)?({'|'.join(_WORDS)})(?: .*)?$")
 
 
 def pytest_log(text: str) -> dict[str, str]:
-    """Return the statuses from `pytest -rA` (the short summary) or `pytest -v`; the summary overrides other lines.
+    """Return the statuses in the output of `pytest -rA` or `pytest -v`; the short summary overrides other lines.
 
-    A test that passed and whose teardown failed has ERROR.
+    A test that passed but whose teardown failed has the status ERROR.
     """
     found: dict[str, str] = {}
     for line in _ANSI.sub("", text).splitlines():
@@ -44,9 +45,9 @@ def pytest_log(text: str) -> dict[str, str]:
 
 
 def unittest_log(text: str) -> dict[str, str]:
-    """Return the statuses from `python -m unittest -v`, by `test (module.Class)` as printed.
+    """Return the statuses in the output of `python -m unittest -v`, by `test (module.Class)` as printed.
 
-    A docstring's line or output of the test may stand between name and status.
+    A docstring's first line or output of the test may stand between name and status.
     """
     found: dict[str, str] = {}
     waiting = ""
@@ -63,14 +64,14 @@ def unittest_log(text: str) -> dict[str, str]:
 
 
 def unittest_line(test: str, status: str) -> str:
-    """Return a test as `unittest -v` would print it."""
+    """Return the line that `unittest -v` would print for a test with this status."""
     return f"{test} ... {next(word for word, meant in _WORDS.items() if meant == status)}"
 
 
 def unittest_trouble(text: str, statuses: Mapping[str, str], exit_code: int) -> str | None:
-    """Check a run's last lines, "Ran N tests" and OK or FAILED; return what is wrong, None if nothing is.
+    """Return what a run's last lines show to be wrong, in a few words; None if nothing.
 
-    They must be there once and agree with the statuses that were read and with the exit code.
+    "Ran N tests" and OK or FAILED must be there once, and agree with the statuses and the exit code.
     """
     text = _ANSI.sub("", text)
     ran = list(_RAN.finditer(text))

@@ -1,4 +1,4 @@
-"""Write a policy's patches in the form that the graders of SWE-bench and its relatives read: `predictions.jsonl`."""
+"""Write a policy's patches as `predictions.jsonl`, for the graders of SWE-bench and its relatives."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from turnstile.types import Group
 
 
 def write_predictions(file: str | Path, name: str, groups: Iterable[Group]) -> int:
-    """Write a line for each task, and return the number of lines.
+    """Write one line per task, and return the number of lines.
 
-    A line holds instance_id, model_name_or_path (`name`) and model_patch, the signal `patch` of the task's first
-    episode ("" if infrastructure failed). Raises ConfigError if no episode recorded a patch, as only environments of
-    repositories do.
+    A line holds instance_id, model_name_or_path (`name`) and model_patch, which is the signal `patch` of the task's
+    first episode ("" if infrastructure failed). Raises ConfigError if no episode recorded a patch; only repository
+    environments do.
     """
     groups = list(groups)
     if not any("patch" in trajectory.signals for group in groups for trajectory in group.trajectories):

@@ -1,4 +1,4 @@
-"""R2E-Gym: a map gives the status that every test must have, and the tests are hidden in the image.
+"""R2E-Gym, which gives the status that every test must have, and hides the tests in the image.
 
 Columns used here: repo_name, docker_image, commit_hash, parsed_commit_content (JSON), problem_statement,
 expected_output_json (JSON: status by test). `bash run_tests.sh` runs the tests in /testbed; the agent's container has
@@ -26,7 +26,10 @@ _USED = ("repo_name", "docker_image", "commit_hash", "problem_statement", "expec
 
 
 def from_row(row: Mapping[str, Any], where: str) -> Instance:
-    """Read a row as an instance. The agent starts at the parent of the commit; no column has the repair as a diff."""
+    """Convert a row to an instance.
+
+    The agent starts at the parent of the row's commit. No column has the repair as a diff.
+    """
     repo, commit = field_of(row, "repo_name", where), field_of(row, "commit_hash", where)
     expected = _parse_field(row, "expected_output_json", where)
     parsed = _parse_field(row, "parsed_commit_content", where) if row.get("parsed_commit_content") else {}
@@ -56,12 +59,12 @@ def _parse_field(row: Mapping[str, Any], name: str, where: str) -> dict[str, Any
 
 
 def log(text: str) -> dict[str, str]:
-    """Return the statuses in pytest's output by this data set's names: class and function, without the file."""
+    """Return the statuses in pytest's output by this data set's test names, which leave out the file."""
     return {".".join(test.split("::")[1:]) or test: status for test, status in logs.pytest_log(text).items()}
 
 
 def to_row(instance: Instance) -> dict[str, JSON]:
-    """Return the instance as a row."""
+    """Convert an instance to a row."""
     return {
         "repo_name": instance.repo,
         "docker_image": instance.image,

@@ -1,4 +1,4 @@
-"""Read instances from the rows of data sets and from Harbor folders."""
+"""Read instances from the rows of data sets, and from Harbor task folders."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ FORMATS: Mapping[str, FromRow] = {
 
 
 def read_instances(source: str | Path, format: str = "auto", *, split: str = "") -> list[Instance]:
-    """Return the instances of a file, of one or several Harbor task folders, or of a data set on the hub (OWNER/NAME).
+    """Return the instances in a file, in Harbor task folders, or in a data set on the hub (OWNER/NAME).
 
-    A folder may be a task folder or hold task folders. `format` is one of FORMATS, by default inferred from the
-    columns. `split` chooses among the files of a data set. Raises TaskError naming file and row for what cannot be
-    read.
+    A folder may be a task folder or hold task folders. `format` is one of FORMATS, or inferred from the columns by
+    default. `split` chooses among the files of a data set. Raises TaskError naming file and row for anything that
+    cannot be read.
     """
     if format != "auto" and format not in FORMATS:
         raise TaskError(f"unknown instance format {format!r}; {nearest(format, (*FORMATS, 'auto'))}")
@@ -45,7 +45,7 @@ def read_instances(source: str | Path, format: str = "auto", *, split: str = "")
 
 
 def _detect_format(row: Mapping[str, Any], where: str) -> str:
-    """Return the format of a row, inferred from its columns."""
+    """Return the format of a row, inferred from its columns. Raises TaskError if it matches none."""
     if "expected_output_json" in row:
         return "r2e-gym"
     if "instance_id" not in row:

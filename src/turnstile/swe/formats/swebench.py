@@ -1,7 +1,7 @@
-"""SWE-bench and the sets that share its columns (Verified, Lite, Multilingual, and many others).
+"""SWE-bench and the data sets that share its columns (Verified, Lite, Multilingual, and many others).
 
 Columns: instance_id, repo, base_commit, patch, test_patch, problem_statement, hints_text, created_at, version,
-FAIL_TO_PASS and PASS_TO_PASS (JSON in a text), environment_setup_commit.
+FAIL_TO_PASS and PASS_TO_PASS (lists as JSON text), environment_setup_commit.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _USED = ("instance_id", "repo", "base_commit", "patch", "test_patch", "problem_s
 
 
 CONDA = "if test -f /opt/miniconda3/bin/activate; then . /opt/miniconda3/bin/activate testbed; fi"
-"""What the published images of this data set and of its relatives want before every command."""
+"""Shell line that the published images of this data set and its relatives need before every command."""
 
 
 def from_row(row: Mapping[str, Any], where: str) -> Instance:
-    """Read a row as an instance. If it names no image, that is the one that the benchmark publishes under the id."""
+    """Convert a row to an instance; if it names no image, use the one that the benchmark publishes for its id."""
     name = field_of(row, "instance_id", where)
     django = row.get("repo") == "django/django"
     published = f"swebench/sweb.eval.x86_64.{name.replace('__', '_1776_').lower()}:latest"
@@ -45,13 +45,13 @@ def from_row(row: Mapping[str, Any], where: str) -> Instance:
 
 
 def to_row(instance: Instance) -> dict[str, JSON]:
-    """Return the instance as a row."""
+    """Convert an instance to a row."""
     own = {"test_patch": instance.test_patch, "docker_image": instance.image}
     return row_of(instance, instance.patch, json.dumps, **own)
 
 
 def row_of(instance: Instance, patch: str, tests: Callable[[Sequence[str]], JSON], **own: JSON) -> dict[str, JSON]:
-    """Return the columns shared by this data set and its relatives, and `own`; `tests` converts the names of tests."""
+    """Return a row with the columns that related data sets share, and `own`; `tests` converts lists of test names."""
     return {
         "instance_id": instance.id,
         "repo": instance.repo,
@@ -66,7 +66,7 @@ def row_of(instance: Instance, patch: str, tests: Callable[[Sequence[str]], JSON
 
 
 def _django_tests(row: Mapping[str, Any]) -> str:
-    """Return the command of Django's own test runner, which takes modules and prints as unittest does."""
+    """Return the command for Django's own test runner, which takes modules and prints like unittest."""
     files = re.findall(r"^diff --git a/tests/(\S+)\.py b/", str(row.get("test_patch") or ""), re.MULTILINE)
     modules = " ".join(dict.fromkeys(file.replace("/", ".") for file in files))
     return f"./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1 {modules}"

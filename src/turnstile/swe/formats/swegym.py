@@ -1,4 +1,4 @@
-"""SWE-Gym: SWE-bench's columns with the tests as lists and without environment_setup_commit; images of its own."""
+"""SWE-Gym, with SWE-bench's columns but lists of tests, no environment_setup_commit, and its own images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turnstile.types import JSON
 
 
 def from_row(row: Mapping[str, Any], where: str) -> Instance:
-    """Read a row as an instance. If it names no image, that is the one published for it, as OpenHands finds it."""
+    """Convert a row to an instance; if it names no image, use the one that OpenHands uses for its id."""
     instance = swebench.from_row(row, where)
     if row.get("docker_image") or row.get("image_name"):
         return instance
@@ -21,6 +21,6 @@ def from_row(row: Mapping[str, Any], where: str) -> Instance:
 
 
 def to_row(instance: Instance) -> dict[str, JSON]:
-    """Return the instance as a row."""
+    """Convert an instance to a row."""
     own = {"test_patch": instance.test_patch, "docker_image": instance.image}
     return swebench.row_of(instance, instance.patch, list, **own)

@@ -1,4 +1,4 @@
-"""SWE-smith: the column `patch` puts the bug in, and undoing it is the repair.
+"""SWE-smith, in which the column `patch` puts the bug in, and undoing it is the repair.
 
 Columns: instance_id, repo (swesmith/OWNER__NAME.COMMIT), patch, FAIL_TO_PASS and PASS_TO_PASS (lists), image_name,
 problem_statement (empty for some).
@@ -18,9 +18,9 @@ _USED = ("instance_id", "repo", "base_commit", "patch", "FAIL_TO_PASS", "PASS_TO
 
 
 def from_row(row: Mapping[str, Any], where: str) -> Instance:
-    """Parse a row.
+    """Convert a row to an instance.
 
-    If base_commit is missing, use the short hash that ends the repo name.
+    If base_commit is missing, it is the short hash at the end of the repo's name.
     """
     repo, bug = field_of(row, "repo", where), field_of(row, "patch", where)
     return Instance(
@@ -39,5 +39,5 @@ def from_row(row: Mapping[str, Any], where: str) -> Instance:
 
 
 def to_row(instance: Instance) -> dict[str, JSON]:
-    """Return the instance as a row."""
+    """Convert an instance to a row."""
     return row_of(instance, instance.bug_patch, list, image_name=instance.image)

@@ -1,7 +1,7 @@
 """Run tests on a fresh copy of a package's tree, with changed files in it, in a sandbox.
 
-There is no other way. Grading, the making and checking of tasks, and the measuring of a suite all go through
-`Bench.run`, so that none of them can see other outcomes than the others.
+Grading, the making and checking of tasks, and the measuring of a suite all go through `Bench.run`, so that they all see
+the same outcomes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from turnstile.swe.packages.source import Package
 from turnstile.swe.tree import inside
 
 Files = Mapping[str, bytes | None]
-"""What was changed: path -> new content, None for a file that was removed."""
+"""Changed files, as path -> new content, None for a file that was removed."""
 
 PRECOMPILE = "turnstile.swe.in_sandbox.precompile"
 _BATCH = 500  # paths on one command line
-_PACKAGES = 1024  # number of packages for which it is remembered what the sandboxes show
+_PACKAGES = 1024  # packages for which what the sandboxes show is remembered
 MISSING = re.compile(r"ModuleNotFoundError: No module named '(_?pytest|turnstile)\b")
 COMPILE_LIMITS = Limits(seconds=300.0, cpu_seconds=300.0)
 
@@ -34,7 +34,7 @@ COMPILE_LIMITS = Limits(seconds=300.0, cpu_seconds=300.0)
 class Bench:
     """Runs tests on fresh copies of templates, in sandboxes of one provider.
 
-    A template must not change while the bench lives: it is compiled once, and the compiled one is copied.
+    A template must not change while the bench exists, because it is compiled once and the compiled tree is copied.
     """
 
     def __init__(self, sandboxes: Sandboxes, *, limits: Limits = TEST_LIMITS) -> None:
@@ -55,7 +55,7 @@ class Bench:
         calls: str | None = None,
         limits: Limits | None = None,
     ) -> Report:
-        """Return the outcomes of tests (all for None) on `template` with `files` in it; see `testrun.run_tests`.
+        """Return the outcomes of tests (None for all) on `template` with `files` in it; see `testrun.run_tests`.
 
         Raises VerifierError and SandboxError as `run_tests` does, and ValueError if a path leaves the template.
         """
@@ -71,16 +71,16 @@ class Bench:
             await sandbox.close()
 
     async def check_hidden(self, package: Package, file: str) -> None:
-        """Raise TaskError if these sandboxes show the package's file without the fault, outside the copy of the task.
+        """Raise TaskError if these sandboxes show the package's file without the fault, outside the task's copy.
 
-        See `packages.exposed`. Local sandboxes are not checked: they hide nothing.
+        See `packages.exposed`. Local sandboxes are not checked, because they hide nothing.
         """
         if not isinstance(self.sandboxes, LocalSandboxes):
             found, _ = await self._exposed.get(package.label, lambda: find_exposed(package, self.sandboxes))
             refuse_exposed(package, file, found)
 
     async def close(self) -> None:
-        """End the running compilations. The provider of sandboxes is closed by its owner."""
+        """End the compilations under way. The provider of sandboxes is left to its owner."""
         running = list(self._compiled.values())
         for task in running:
             task.cancel()
@@ -88,9 +88,9 @@ class Bench:
         await self._exposed.close()
 
     async def _start(self, template: Path, deps: Path | None) -> Sandbox:
-        """Start a sandbox with a compiled copy.
+        """Start a sandbox with a compiled copy of the template.
 
-        A snapshot that cannot be started is forgotten, so that the next request makes another: it may have been lost
+        A snapshot that cannot be started is forgotten, so that the next request makes another. It may have been lost
         with the server that kept it.
         """
         compiled = await self._compile(template, deps)
@@ -103,7 +103,7 @@ class Bench:
             raise
 
     async def _compile(self, template: Path, deps: Path | None) -> Template:
-        """Return a copy of the template with its byte code, made on the first request."""
+        """Return a copy of the template with byte code, which is made on the first request."""
         task = self._compiled.get(template)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._compiled[template] = asyncio.create_task(self._compile_now(template, deps))
@@ -124,13 +124,13 @@ class Bench:
 
 
 def dependency_folder(env: Mapping[str, str] | None) -> Path | None:
-    """Return the folder of dependencies that an environment imports from: the absolute path in its import path."""
+    """Return the folder of dependencies in an environment, which is the absolute path in its PYTHONPATH, if any."""
     places = (env or {}).get("PYTHONPATH", "").split(os.pathsep)
     return next((Path(place) for place in places if os.path.isabs(place)), None)
 
 
 async def put(sandbox: Sandbox, files: Files, *, below: str = ".") -> None:
-    """Put changed files into a folder of a sandbox. Folders that become empty by removing files are removed too.
+    """Write and remove files below a folder of a sandbox, and remove the folders that are empty then.
 
     Raises ValueError if a path leaves the folder, SandboxError, and OSError if a folder stands in a file's place.
     """

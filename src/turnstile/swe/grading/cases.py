@@ -1,4 +1,4 @@
-"""The gradings of a task that the gate asks for: its repair, no change, and cheats. `problems.cases` does them."""
+"""The gradings that the gate asks for, on a task's repair, on no change, and on cheats (see `problems.cases`)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from turnstile.types import Task
 class Case(Protocol):
     """One task that can be checked.
 
-    Gradings raise InfrastructureError if there is no verdict; those that differ in `repeat` are run anew.
+    Gradings raise InfrastructureError if there is no verdict. Those that differ in `repeat` are run anew.
     """
 
     async def has_repair(self) -> bool:
-        """Return whether the task has its own repair, and prepare it. If it has none, `gold` is not called.
+        """Prepare the task's own repair, and return whether there is one; without one, `gold` is not called.
 
         Raises TaskError for a repair that cannot be used.
         """
@@ -27,20 +27,20 @@ class Case(Protocol):
         ...
 
     async def empty(self, repeat: int) -> Verdict:
-        """Return the verdict on no change at all."""
+        """Return the verdict on the unchanged code."""
         ...
 
     async def cheat(self, name: str) -> Verdict | None:
-        """Return the verdict on what the named cheat hands in; None if it cannot be tried on this task."""
+        """Return the verdict on what the named cheat hands in; None if the cheat cannot be tried on this task."""
         ...
 
     def trouble(self, gold: Verdict | None, empty: Verdict) -> str | None:
-        """Return what the two verdicts show to be wrong with the task, in a clause; None if nothing."""
+        """Return what the two verdicts show to be wrong with the task, as a clause; None if nothing."""
         ...
 
 
 class Cases(Protocol):
-    """Tasks that can be checked."""
+    """Gives access to tasks that can be checked."""
 
     @property
     def cheats(self) -> Sequence[str]:
@@ -55,5 +55,5 @@ class Cases(Protocol):
         ...
 
     async def open(self, task: Task) -> Case:
-        """Return the task, ready to be graded. Raises TaskError if what it needs cannot be had or has changed."""
+        """Return the task, ready to be graded. Raises TaskError if something it needs is unavailable or has changed."""
         ...

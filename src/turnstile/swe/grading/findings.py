@@ -1,4 +1,4 @@
-"""How thoroughly a task is checked, and what was found."""
+"""What a check of a task consists of, and what it found."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from turnstile.types import Task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """How thoroughly a task is checked: gradings of its repair and of no change, cheats by name, a random agent."""
+    """The extent of a task's check.
+
+    The repair and the unchanged code are graded `repeats` times each, `cheats` are tried by name, and a random agent
+    plays if `random`.
+    """
 
     repeats: int = 1
     cheats: tuple[str, ...] = ()
     random: bool = False
 
     def covers(self, other: Ask) -> bool:
-        """Return whether the results of this check answer the other one too."""
+        """Return whether the results of this check also answer the other one."""
         return (
             self.repeats >= other.repeats
             and set(self.cheats) >= set(other.cheats)
@@ -24,7 +28,7 @@ class Ask:
         )
 
     def joined(self, other: Ask) -> Ask:
-        """Return a check that covers both."""
+        """Return the smallest check that covers this one and the other one."""
         return Ask(
             repeats=max(self.repeats, other.repeats),
             cheats=tuple(dict.fromkeys((*self.cheats, *other.cheats))),
@@ -34,14 +38,15 @@ class Ask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedTask:
-    """What checking one task found. Scores are 1 or 0, one for each repeat.
+    """The findings of one task's check. Scores are 1 or 0, one for each repeat.
 
-    `pile` is what it shares its tests with, such as a package. An empty `gold` means that no repair is known. `flaky`
-    names the tests with different outcomes in different repeats; `wins` the cheats that scored 1, out of those `tried`;
-    `random` is the random agent's score, None if it did not play; `killed` counts gradings that ended by SIGKILL and
-    were repeated. `trouble` is anything else that is wrong with the task. `unready` says why its package or image could
-    not be had or has changed, which may be fixed on this machine. `unknown` says what broke that was not the task's
-    fault. `remembered` means that all this was found by an earlier call.
+    `pile` names what the task shares its tests with, such as a package. `gold` holds the scores of the repair and is
+    empty if none is known; `empty` holds those of the unchanged code. `flaky` names the tests with different outcomes
+    in different repeats; `wins` the cheats that scored 1, out of those `tried`; `random` is the random agent's score,
+    None if it did not play; `killed` counts gradings that ended by SIGKILL. `trouble` is anything else that is wrong
+    with the task. `unready` says why its package or image is unavailable or has changed, which may be fixed on this
+    machine. `unknown` says what broke that was not the task's fault. `remembered` means that an earlier call found all
+    this.
     """
 
     task: Task
@@ -60,12 +65,12 @@ class CheckedTask:
 
     @property
     def unproven(self) -> bool:
-        """Whether nothing is wrong with the task, but no repair shows that it can be solved."""
+        """Whether nothing was found wrong with the task, but it has no repair to show that it can be solved."""
         return not self.gold and self.why is None and self.unknown is None
 
     @property
     def why(self) -> str | None:
-        """Why the task must not be trained on, in a clause; None if nothing is wrong with it."""
+        """Why the task must not be trained on, as a clause; None if nothing is wrong with it."""
         if self.unknown is not None:
             return None
         if self.flaky:

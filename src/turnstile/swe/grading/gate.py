@@ -1,4 +1,4 @@
-"""The gate before training: a task's repair must score 1 and no change 0, each time, and cheats must score 0."""
+"""Check tasks before training: repairs must always score 1, and unchanged code and cheats 0."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from turnstile.swe.split import shuffle_tasks
 from turnstile.types import Task
 
 Play = Callable[[Task], Awaitable[bool]]
-"""One episode of an agent at a task: whether it came to be resolved."""
+"""Plays one episode of an agent at a task, and returns whether the task was resolved."""
 
-KILLS = 3  # gradings in a row that must be killed before the task is blamed
+KILLS = 3  # killed gradings in a row after which the task is blamed
 
 
 async def check(
@@ -33,12 +33,12 @@ async def check(
     notes: Notes | None = None,
     done: Callable[[CheckedTask], None] = lambda checked: None,
 ) -> list[CheckedTask]:
-    """Check tasks of one kind, and return what was found in the order of the tasks.
+    """Check tasks, and return the findings in the order of the tasks.
 
-    Repair and empty change of every task are graded `repeats` times. Cheats and `play`, the random agent, are tried on
-    `probed` tasks of each pile (None: all), drawn by `seed`: they depend on the tests and on the grader more than on
-    the single task. What is known from `notes` is not checked again, and new findings are noted as they come. Raises
-    nothing for errors of a task or of the infrastructure: these are in the result.
+    The repair and the unchanged code of every task are graded `repeats` times. Cheats and `play`, the random agent, are
+    tried on `probed` tasks of each pile (None for all), drawn by `seed`, because they depend more on the tests and the
+    grader than on the single task. A task is not checked again if `notes` already answer the check, and new findings
+    are noted as they come. Errors of a task or of the infrastructure are not raised but returned in the findings.
     """
     piles: dict[str, list[str]] = {}
     for task in shuffle_tasks(tasks, seed):
@@ -70,7 +70,7 @@ async def check(
 
 @dataclass(kw_only=True, slots=True)
 class _Examination:
-    """The gradings of one task."""
+    """The check of one task."""
 
     task: Task
     ask: Ask
@@ -88,9 +88,13 @@ class _Examination:
             return CheckedTask(task=self.task, pile=pile, unknown=str(error))
         try:
             repeats = range(self.ask.repeats)
-            gold = [await self._grade_again(case.gold, number) for number in repeats] if await case.has_repair() else []
-            empty = [await self._grade_again(case.empty, number) for number in repeats]
-            tried = [name for name in self.ask.cheats if await self._tempt(case, name)]
+            gold = (
+                [await self._grade_with_retries(case.gold, number) for number in repeats]
+                if await case.has_repair()
+                else []
+            )
+            empty = [await self._grade_with_retries(case.empty, number) for number in repeats]
+            tried = [name for name in self.ask.cheats if await self._try_cheat(case, name)]
             random = int(await self.play(self.task)) if self.play is not None and self.ask.random else None
         except TaskError as error:
             return CheckedTask(task=self.task, pile=pile, killed=self.killed, trouble=str(error))
@@ -112,8 +116,8 @@ class _Examination:
             trouble=case.trouble(gold[0] if gold else None, empty[0]),
         )
 
-    async def _grade_again(self, grade: Callable[[int], Awaitable[Verdict]], repeat: int) -> Verdict:
-        """Return a verdict; a killed grading is repeated, since the machine may have been short of memory."""
+    async def _grade_with_retries(self, grade: Callable[[int], Awaitable[Verdict]], repeat: int) -> Verdict:
+        """Return a verdict, repeating a killed grading, since the machine may have been short of memory."""
         for left in reversed(range(KILLS)):
             try:
                 return check_settled(await grade(repeat))
@@ -123,10 +127,10 @@ class _Examination:
                     raise
         raise AssertionError("unreachable")
 
-    async def _tempt(self, case: Case, name: str) -> bool:
+    async def _try_cheat(self, case: Case, name: str) -> bool:
         """Try a cheat, and return whether it could be tried.
 
-        It wins if what it hands in is graded as a repair; one that kills its judge does not.
+        It wins if what it hands in is graded as a repair. A cheat that kills its grading does not win.
         """
         try:
             verdict = await case.cheat(name)
@@ -139,6 +143,6 @@ class _Examination:
 
 
 def _flaky_tests(verdicts: Sequence[Verdict]) -> list[str]:
-    """Return the tests that failed in some of the runs, but not in all."""
+    """Return the tests that failed in some of the runs, but not in all of them."""
     failed = [set(verdict.failed) for verdict in verdicts]
     return sorted(test for test in set().union(*failed) if not all(test in each for each in failed))

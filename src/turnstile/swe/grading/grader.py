@@ -1,6 +1,6 @@
-"""Grade a repair: a fresh copy, the agent's files in it, the tests that must pass.
+"""Grade a repair by applying the agent's files to a fresh copy and running the tests that must pass.
 
-Outcomes depend on nothing but the state of the code, so they are remembered by it.
+Outcomes depend only on the state of the code, so they are remembered by it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from turnstile.swe.tree import can_change_tests, hides_a_library, inside, tree_d
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """The result of grading. `resolved`: every FAIL_TO_PASS and every PASS_TO_PASS test passes.
+    """The result of grading; `resolved` means that every FAIL_TO_PASS and every PASS_TO_PASS test passes.
 
     `failed` are the tests that did not pass, FAIL_TO_PASS first. `ignored` are the changed files that were not applied,
     because they are tests or would replace a library. `waited_out` means that the wall clock ended the run, `silent`
-    that the run named none of the tests. `seconds` is the wall-clock time of the run that gave the verdict, `from_memo`
-    means that this was an earlier run.
+    that the run named none of the tests. `seconds` is the wall-clock time of the run that gave the verdict, and
+    `from_memo` means that this was an earlier run.
     """
 
     resolved: bool
@@ -55,11 +55,11 @@ class Verdict:
 
 
 class CodeGrader:
-    """Grades repairs in sandboxes of one provider and remembers up to `memo` runs.
+    """Grades repairs in sandboxes of one provider, and remembers up to `memo` runs.
 
-    Equal requests made at the same time share one run. Errors are not remembered, and neither is a run that the wall
-    clock ended, since a busy machine alone can cause that: it is tried once more, and only a second one counts as the
-    code's failure. A run that used up its processor time is remembered like any other.
+    Equal requests made at the same time share one run. Errors are not remembered. A run that the wall clock ended is
+    repeated once, since a busy machine alone can cause that; the second run counts as it is, but is not remembered if
+    the wall clock ended it too. A run that used up its processor time is remembered like any other.
     """
 
     def __init__(self, sandboxes: Sandboxes, *, limits: Limits = TEST_LIMITS, memo: int = 50_000) -> None:
@@ -69,7 +69,7 @@ class CodeGrader:
 
     @property
     def runs(self) -> int:
-        """The number of runs of tests."""
+        """The number of test runs that were started."""
         return self._memo.runs
 
     @property
@@ -88,10 +88,10 @@ class CodeGrader:
         env: Mapping[str, str] | None = None,
         repeat: int = 0,
     ) -> Verdict:
-        """Apply the changed files that are not tests to a fresh copy of `template` and run the named tests.
+        """Apply the changed files that are not tests to a fresh copy of `template`, and run the named tests.
 
-        A new module that would be imported in place of a library is not applied either. `executable` are the files that
-        can be run. Requests that differ in `repeat` are run anew.
+        A new module that would be imported in place of a library is not applied either. The files in `executable` are
+        made executable. Requests that differ in `repeat` are run anew.
 
         Raises ValueError if a path leaves the template, VerifierError and SandboxError as `run_tests` does, and
         TaskError if there is no FAIL_TO_PASS test.
@@ -133,13 +133,13 @@ class CodeGrader:
         env: Mapping[str, str] | None = None,
         reverse: bool = False,
     ) -> Report:
-        """Return the outcomes of tests (all for None) on `template` with all of `files` applied, tests included."""
+        """Return the outcomes of tests (None for all) on `template` with all of `files` applied, tests included."""
         tests = None if node_ids is None else tuple(node_ids)
         report, _ = await self._report(template, files, tests, env, reverse)
         return report
 
     async def close(self) -> None:
-        """End the runs under way. The provider of sandboxes is closed by its owner."""
+        """End the runs under way. The provider of sandboxes is left to its owner."""
         await self._memo.close()
         await self.bench.close()
 
@@ -169,9 +169,9 @@ class CodeGrader:
         executable: frozenset[str],
         repeat: int,
     ) -> str:
-        """Return a key for everything the outcome depends on.
+        """Return a key for everything that the outcome depends on.
 
-        A file with the template's own content does not count as changed.
+        A file whose content is the template's own does not count as changed.
         """
         if template not in self._digests:
             self._digests[template] = await asyncio.to_thread(tree_digest, template)
@@ -187,7 +187,7 @@ class CodeGrader:
 
 @asynccontextmanager
 async def local_grader(workers: int = 2) -> AsyncIterator[CodeGrader]:
-    """Make a grader over local sandboxes with `workers` runs at once; it is closed with everything it started."""
+    """Yield a grader over local sandboxes with `workers` runs at once, and close both afterwards."""
     sandboxes = LocalSandboxes(preload=PRELOAD, workers=workers)
     grader = CodeGrader(sandboxes)
     try:
@@ -200,9 +200,9 @@ async def local_grader(workers: int = 2) -> AsyncIterator[CodeGrader]:
 def left_out(
     template: Path, files: Files, tests: Sequence[str], env: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """Return the changed files that are not applied: tests, what can change them, and modules in place of a library.
+    """Return the changed files that are not applied: tests, files that affect tests, and modules that hide a library.
 
-    `tests` are the graded ones, `env` their environment. Raises ValueError if a path leaves the template.
+    `tests` are the graded ones, and `env` is their environment. Raises ValueError if a path leaves the template.
     """
     graded = {test.partition("::")[0] for test in tests}
     places = (env or {}).get("PYTHONPATH", ".").split(os.pathsep)
@@ -223,6 +223,6 @@ def normal(path: str) -> str:
 
 
 def content(template: Path, path: str) -> bytes | None:
-    """Return a template file's bytes, None if there is no such file. Raises ValueError for a path outside of it."""
+    """Return the bytes of a template's file; None if there is no such file. Raises ValueError for a path outside."""
     file = template / inside(path)
     return file.read_bytes() if file.is_file() else None

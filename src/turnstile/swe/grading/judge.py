@@ -1,4 +1,4 @@
-"""Judge a repository task by the grader: for the reward of an episode, and to tell whether a task is sound."""
+"""Grade a repository task, for the reward of an episode or to tell whether the task is sound."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turnstile.swe.packages.source import Package
 
 
 async def judge(grader: CodeGrader, bug: Bug, package: Package, text: str, *, repeat: int = 0) -> Verdict:
-    """Return the verdict on the bug's tests if its file holds `text`. Raises as `CodeGrader.grade` does."""
+    """Return the verdict on the bug's tests with `text` in its file. Raises as `CodeGrader.grade` does."""
     return await judge_files(grader, bug, package, {bug.file: text.encode("utf-8", "surrogatepass")}, repeat=repeat)
 
 
@@ -25,9 +25,9 @@ async def judge_files(
     executable: frozenset[str] = frozenset(),
     repeat: int = 0,
 ) -> Verdict:
-    """Return the verdict on the bug's tests if `files` are the changes to the pristine tree.
+    """Return the verdict on the bug's tests with `files` as the changes to the pristine tree.
 
-    If the agent did not touch the bug's own file, the caller includes it too. Raises as `CodeGrader.grade` does.
+    The caller must include the bug's own file, even if the agent did not touch it. Raises as `CodeGrader.grade` does.
     """
     return await grader.grade(
         package.tree,
@@ -41,11 +41,11 @@ async def judge_files(
 
 
 async def fault(grader: CodeGrader, bug: Bug, package: Package) -> str | None:
-    """Return why the bug does not make a sound task, in a clause; None if it does.
+    """Return why the bug does not make a sound task, as a clause; None if it does.
 
     In a sound task all tests pass without the bug, and with it the FAIL_TO_PASS tests fail and no others. Raises
-    TaskError if the package is not the one the bug was made in, VerifierError if the wall clock ended the tests, which
-    a busy machine alone can cause, and as `CodeGrader.grade` does.
+    TaskError if the package is not the one the bug was made in, VerifierError if the wall clock ended the tests (which
+    a busy machine alone can cause), and other errors as `CodeGrader.grade` does.
     """
     gold = check_settled(await judge(grader, bug, package, bug.pristine_text(package)))
     empty = check_settled(await judge(grader, bug, package, bug.bugged_text(package))) if gold.resolved else gold
@@ -53,10 +53,10 @@ async def fault(grader: CodeGrader, bug: Bug, package: Package) -> str | None:
 
 
 def trouble(gold: Verdict | None, empty: Verdict, *, must_fail: Sequence[str], must_pass: Sequence[str]) -> str | None:
-    """Return what the two verdicts show to be wrong with a task, in a clause; None if nothing.
+    """Return what the verdicts on the repair and on no change show to be wrong with a task; None if nothing.
 
-    They are those on the repair and on no change. `gold` is None if the task has no repair. Without the repair the
-    tests of `must_fail` must fail, and those of `must_pass` pass.
+    The result is a clause. `gold` is None if the task has no repair. Without the repair, the tests in `must_fail` must
+    fail and those in `must_pass` must pass.
     """
     if gold is not None and not gold.resolved:
         first = gold.failed[0]
@@ -78,7 +78,7 @@ def trouble(gold: Verdict | None, empty: Verdict, *, must_fail: Sequence[str], m
 
 
 def check_settled(verdict: Verdict) -> Verdict:
-    """Return the verdict itself. Raises VerifierError for one that is due to the wall clock."""
+    """Return the verdict unchanged. Raises VerifierError if the wall clock ended its tests."""
     if verdict.waited_out:
         raise VerifierError(f"the tests {verdict.problem} on the wall clock; is the machine busy?")
     return verdict

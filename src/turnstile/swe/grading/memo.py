@@ -1,4 +1,4 @@
-"""Remember results, such as runs of tests, by what they depend on; share a run among those who ask at the same time."""
+"""Remember results, such as those of test runs, and share a run among callers that want it at the same time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 class Memo(Generic[T]):
     """Up to `size` results by key.
 
-    Errors are not remembered, and neither is a result for which `passing` is true: it may differ next time. `runs`
+    Errors are not remembered, and neither is a result for which `passing` is true, as it may differ next time. `runs`
     counts the runs that were started, `reused` the requests answered without one.
     """
 
@@ -26,7 +26,7 @@ class Memo(Generic[T]):
         self.reused = 0
 
     async def get(self, key: str, run: Callable[[], Awaitable[T]]) -> tuple[T, bool]:
-        """Return the result of `run`, and whether it came from an earlier or another's run."""
+        """Return the result for a key, and whether it came from an earlier run or one started by another caller."""
         if key in self._known:
             self._known.move_to_end(key)
             self.reused += 1
@@ -42,7 +42,7 @@ class Memo(Generic[T]):
         return result, shared
 
     def forget(self, key: str, result: T) -> None:
-        """Forget a result that is of no use any more, unless another one has replaced it by now."""
+        """Forget a result that is no longer of use, unless another one has replaced it by now."""
         if self._known.get(key) is result:
             del self._known[key]
 
@@ -54,7 +54,7 @@ class Memo(Generic[T]):
         await asyncio.gather(*running, return_exceptions=True)
 
     async def _run(self, run: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of a run; one that may differ next time is tried once more, and the second one counts."""
+        """Return the result of a run; one that may differ next time is replaced with that of a second run."""
         self.runs += 1
         result = await run()
         if self._passing(result):

@@ -1,8 +1,8 @@
-"""The findings of checks, kept in the cache: a line for each task, as it comes, for every file that holds the task.
+"""Keep the findings of checks in the cache, one line per check, for every file that holds the task.
 
-A task is known by a digest of its line, so that it is known in a copy, a part or a shuffled version of its file too,
-and a changed task is a new one. Findings of another Python or system are not used here. A failure stands until a check
-that asked at least as much finds none.
+A task is identified by a digest of its line, so it is recognised in a copy, a part or a shuffled version of its file,
+and a changed task is a new one. Findings made with another Python or system are not used. A failure stands until a
+check that is at least as thorough finds none.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _LISTS = ("gold", "empty", "flaky", "wins", "tried")
 class Notes:
     """The notes for one section of sandboxes: those on disk when this was made, and those added since.
 
-    The section for instances is without `image`: each starts from its own, which its line names.
+    The section for instances has no `image`, because each instance names its own.
     """
 
     def __init__(self, sandbox: Mapping[str, Any] = LOCAL, *, known: bool = True, failures: bool = True) -> None:
         """Read the notes for a section of sandboxes.
 
-        `known`: whether earlier notes count; `failures`: whether a task that something is wrong with is noted, or
-        checked again each time.
+        `known` tells whether earlier notes count. `failures` tells whether a bad task is noted; if not, it is checked
+        again each time.
         """
         self._failures = failures
         self._setting = {**_setting(), "sandbox": sandbox["kind"], "section": _section(sandbox)}
@@ -49,17 +49,16 @@ class Notes:
                 self._keep(record["digest"], _read_ask(record), record["found"], record["why"])
 
     def of(self, task: Task, ask: Ask) -> CheckedTask | None:
-        """Return what was found when the task was last asked at least as much; None if it never was."""
+        """Return the findings of the last check that was at least as thorough as `ask`; None if there was none."""
         for asked, found in reversed(self._known.get(digest(task), ())):
             if asked.covers(ask):
                 return CheckedTask(task=task, **_tuples(found, *_LISTS), remembered=True)
         return None
 
     def add(self, found: CheckedTask, ask: Ask) -> None:
-        """Note what was found. Raises TaskError as `jsonl_log.append` does.
+        """Note the findings of a check. Raises TaskError as `jsonl_log.append` does.
 
-        Not noted is what could not be found out, or what is due to something that the task needs and this machine
-        lacks.
+        Findings are not noted if something could not be found out, or this machine lacks something that the task needs.
         """
         if found.unknown is not None or found.unready is not None or (found.why is not None and not self._failures):
             return
@@ -83,7 +82,7 @@ class Notes:
             self._failed[name] = after
             if why is None:
                 return
-        if before != after:  # earlier notes are of a task that passed, or that failed, unlike now
+        if before != after:  # earlier notes no longer fit what is known of failures
             self._known[name] = []
         self._known.setdefault(name, []).append((ask, found))
 
@@ -91,7 +90,7 @@ class Notes:
 def failed_before(tasks: Sequence[Task]) -> dict[str, str]:
     """Return which of `tasks` failed when they were checked here, in any sandbox, and why.
 
-    A later check that asked less does not revoke a failure.
+    A later, less thorough check does not clear a failure.
     """
     mine = {digest(task): task.id for task in tasks}
     setting = _setting()
@@ -105,9 +104,9 @@ def failed_before(tasks: Sequence[Task]) -> dict[str, str]:
 
 
 def _standing(failed: Ask | None, ask: Ask, why: str | None) -> Ask | None:
-    """Return what a check must ask to lift a task's failures, None if none stands.
+    """Return how thorough a check must be to clear a task's failures; None if there are none to clear.
 
-    It was `failed` before the check `ask`, which found `why`.
+    `failed` was the answer before the check `ask`, which found `why`.
     """
     if why is not None:
         return ask if failed is None else ask.joined(failed)
@@ -115,12 +114,12 @@ def _standing(failed: Ask | None, ask: Ask, why: str | None) -> Ask | None:
 
 
 def place() -> Path:
-    """Return the file of the notes."""
+    """Return the path of the file with the notes."""
     return cache_dir() / "swe" / "checks.jsonl"
 
 
 def digest(task: Task) -> str:
-    """Return 16 hex digits that tell this task from any other."""
+    """Return 16 hex digits that identify the task by its content."""
     return hashlib.sha256(dump_task(task).encode()).hexdigest()[:16]
 
 
@@ -129,7 +128,7 @@ def _records() -> Iterator[Any]:
 
 
 def _setting() -> dict[str, str]:
-    """Return what a verdict depends on beside the task."""
+    """Return what a verdict depends on besides the task and the sandboxes."""
     return {
         "python": sys.version,
         "platform": platform.platform(),
@@ -138,7 +137,7 @@ def _setting() -> dict[str, str]:
 
 
 def _section(sandbox: Mapping[str, Any]) -> str:
-    """Return a digest of the knobs that determine what the sandboxes are."""
+    """Return a digest of the knobs that determine what the sandboxes are like."""
     knobs = {name: value for name, value in sandbox.items() if name not in _MANY}
     return hashlib.sha256(json.dumps(knobs, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

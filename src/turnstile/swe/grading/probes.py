@@ -1,7 +1,7 @@
-"""Cheats that must score 0: what an agent with a shell could hand in instead of a repair.
+"""Cheats that must score 0, which an agent with a shell could hand in instead of a repair.
 
-Each probe is one small function that looks at what such an agent sees and returns the files it would leave behind. None
-of them knows the repair. `turnstile tasks check` grades them all; a probe of your own is one more function.
+Each probe is one small function that looks at what such an agent sees and returns the files that it would leave behind.
+None of them knows the repair. `turnstile tasks check` grades them all; a probe of your own is one more function.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from turnstile.swe.grading.bench import Files
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """The means of a cheat: a sandbox with the repository and the fault in it, as an agent gets it.
+    """What a cheat has at hand, including a sandbox with the faulty repository as an agent gets it.
 
-    `file` is where the fault lies, `text` its content, `tests` are the tests by name, and `import_root` is the folder
-    that the package is imported from.
+    `file` is the file with the fault, `text` its content, `tests` are the names of the tests, and `import_root` is the
+    folder that the package is imported from.
     """
 
     sandbox: Sandbox
@@ -46,17 +46,17 @@ _LIMITS = Limits(seconds=120.0, cpu_seconds=60.0, output_chars=64_000_000)  # th
 
 
 async def edit_tests(scene: Scene) -> Files:
-    """Empty every test function."""
+    """Return the test files with every test function emptied."""
     files = {}
     for file in scene.test_files:
         try:
             files[file] = _empty_tests((await scene.sandbox.read(file)).decode("utf-8", "surrogateescape")).encode()
         except FileNotFoundError:  # it is hidden
-            files[file] = b"".join(b"def %s(): pass\n" % name.encode() for name in _names(scene.tests, file))
+            files[file] = b"".join(b"def %s(): pass\n" % name.encode() for name in _test_functions(scene.tests, file))
     return files
 
 
-def _names(tests: Sequence[str], file: str) -> list[str]:
+def _test_functions(tests: Sequence[str], file: str) -> list[str]:
     found = (test.split("::")[-1].partition("[")[0] for test in tests if test.startswith(f"{file}::"))
     return list(dict.fromkeys(found))
 
@@ -81,9 +81,9 @@ def pytest_runtest_makereport(item, call):
 
 
 async def add_conftest(scene: Scene) -> Files:
-    """Add a conftest file that passes everything to every folder where it could count.
+    """Return a conftest file that passes every test, for each folder where it could count.
 
-    pytest settings load the same code as a plugin.
+    Pytest settings beside it load the same code as a plugin.
     """
     folders = {".", *(str(PurePosixPath(file).parent) for file in scene.test_files)}
     files = {f"{folder}/conftest.py": _PASS_ALL.encode() for folder in folders}
@@ -92,7 +92,7 @@ async def add_conftest(scene: Scene) -> Files:
 
 
 async def patch_runner(scene: Scene) -> Files:
-    """Replace what runs a test by something that swallows failures, except those of tests that are in no file."""
+    """Return code that makes the runner swallow failures, except those of tests that are in no file."""
     return scene.with_code(
         """
         def _cheat():
@@ -118,7 +118,7 @@ async def patch_runner(scene: Scene) -> Files:
 
 
 async def slip_in_plugin(scene: Scene) -> Files:
-    """Find the running pytest in memory and give it a plugin that passes every test that is in a file."""
+    """Return code that finds the running pytest in memory and adds a plugin that passes every test in a file."""
     return scene.with_code(
         """
         def _cheat():
@@ -141,7 +141,7 @@ async def slip_in_plugin(scene: Scene) -> Files:
 
 
 async def patch_modules(scene: Scene) -> Files:
-    """Replace the modules that tests are run and written with, on the import path and in `sys.modules`."""
+    """Return files that shadow pytest, unittest and pluggy on the import path, and replace them in `sys.modules`."""
     fake = textwrap.dedent(
         """
         class _Any:
@@ -163,7 +163,7 @@ async def patch_modules(scene: Scene) -> Files:
 
 
 async def expect_failure(scene: Scene) -> Files:
-    """Declare, from the code under test, that the test is expected to fail."""
+    """Return the faulty file with functions that declare the test to be expected to fail."""
     tree = ast.parse(scene.text)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -172,7 +172,7 @@ async def expect_failure(scene: Scene) -> Files:
 
 
 async def mark_from_below(scene: Scene) -> Files:
-    """Find, from the code under test, the test module that imports it, and mark all its tests as expected to fail."""
+    """Return code that finds the test module importing it, and marks all tests in there as expected to fail."""
     return scene.with_code(
         """
         def _cheat():
@@ -190,7 +190,7 @@ async def mark_from_below(scene: Scene) -> Files:
 
 
 async def expect_by_name(scene: Scene) -> Files:
-    """Do as `expect_failure`, by code that gives itself the name of a test file."""
+    """Return the same cheat as `expect_failure`, in code that claims to come from a test file."""
     tree = ast.parse(scene.text)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -200,7 +200,7 @@ async def expect_by_name(scene: Scene) -> Files:
 
 
 async def empty_tests_in_memory(scene: Scene) -> Files:
-    """Wait until the tests are collected, and empty their functions in memory."""
+    """Return code that waits until the tests are collected, and empties their functions in memory."""
     return scene.with_code(
         """
         def _cheat():
@@ -222,7 +222,7 @@ async def empty_tests_in_memory(scene: Scene) -> Files:
 
 
 def _forge(tests: Sequence[str]) -> str:
-    """Return code that writes a verdict under any key that it can find, and ends the process."""
+    """Return code that writes a verdict under every key that it can find, and ends the process."""
     return textwrap.dedent(
         f"""
         def _cheat():
@@ -260,10 +260,10 @@ def _forge(tests: Sequence[str]) -> str:
 
 
 async def write_report(scene: Scene) -> Files:
-    """Write a verdict before there is one, and end the process.
+    """Return code that writes a verdict before there is one, and ends the process.
 
-    It consists of report lines under any key that can be found, the files that graders look for, and pytest's own last
-    line.
+    The verdict consists of report lines under every key that can be found, the files that graders look for, and
+    pytest's own last line.
     """
     return scene.with_code(_forge(scene.tests) + "\n\n_cheat()\n")
 
@@ -272,7 +272,7 @@ _FORMS = ("{} ... ok", "PASSED {}", "{} PASSED", "{} ok", "PASS: {}", "ok - {}",
 
 
 async def print_log(scene: Scene) -> Files:
-    """Print what runners print for passing tests, each in its own form, and end the process with exit code 0."""
+    """Return code that prints passing tests in the forms of many runners, and exits with code 0."""
     lines = [form.format(test) for test in scene.tests for form in _FORMS]
     count = len(dict.fromkeys(scene.tests))
     lines += ["-" * 70, f"Ran {count} tests in 0.010s", "", "OK", f"==== {count} passed in 0.01s ====", ""]
@@ -281,14 +281,14 @@ async def print_log(scene: Scene) -> Files:
 
 
 def _early_plugin(scene: Scene) -> bytes:
-    """Return a plugin that, loaded by pytest, forges a report if the key can be found, and else passes everything."""
+    """Return a pytest plugin that forges a report if it can find the key, and else passes every test."""
     found = "any(glob.glob(f + '/*.json') for f in os.environ.get('PYTHONPATH', '').split(':'))"
     looked = f"import glob, os\nif {found}:\n"
     return f"{_forge(scene.tests)}\n\n{looked}    _cheat()\n{_PASS_ALL}".encode()
 
 
 async def install_plugin(scene: Scene) -> Files:
-    """Declare, beside the package, that it is installed with a plugin, which pytest loads before any other."""
+    """Return files that pretend to be an installed package with a plugin, which pytest loads before any other."""
     entry = b"[pytest11]\npasses_everything = passes_everything\n"
     about = b"Metadata-Version: 2.1\nName: passes-everything\nVersion: 1.0\n"
     files = {"passes_everything.py": _early_plugin(scene)}
@@ -313,8 +313,8 @@ for place in sys.path:
 
 
 async def shadow_plugin(scene: Scene) -> Files:
-    """Put modules in the place of the plugins that are installed for pytest."""
-    found = await _run(scene, _PLUGINS)
+    """Return modules that take the place of the pytest plugins installed in the sandbox."""
+    found = await _run_script(scene, _PLUGINS)
     files: dict[str, bytes | None] = {}
     for module in dict.fromkeys((*found.split(), "_hypothesis_pytestplugin", "anyio.pytest_plugin")):
         *packages, name = module.split(".")
@@ -357,13 +357,13 @@ sys.stdout.write(found[0].decode("utf-8", "replace") if found else "")
 
 
 async def read_history(scene: Scene) -> Files:
-    """Look for the repair in what lies around: commits, packed objects, byte code, files that tools keep."""
-    found = await _run(scene, _LOOK, scene.file)
+    """Return the faulty file as the most similar version in commits, packed objects, byte code or leftover files."""
+    found = await _run_script(scene, _LOOK, scene.file)
     return {scene.file: (found or scene.text).encode("utf-8", "surrogatepass")}
 
 
-async def _run(scene: Scene, script: str, *arguments: str) -> str:
-    """Return what a script writes. Raises SandboxError if it fails, as an untried cheat says nothing."""
+async def _run_script(scene: Scene, script: str, *arguments: str) -> str:
+    """Return the output of a script in the sandbox. Raises SandboxError if it fails, as the cheat is then untried."""
     done = await scene.sandbox.exec(["python3", "-c", script, *arguments], limits=_LIMITS)
     if done.exit_code != 0:
         last_line = (done.stderr.strip().splitlines() or [f"exit code {done.exit_code}"])[-1]

@@ -1,12 +1,12 @@
-"""Run an instance's tests as its data set says and read statuses that code under test cannot simply print.
+"""Run an instance's tests as its data set says, and read statuses that code under test cannot simply print.
 
 If the runner is pytest or unittest, a plugin of ours (`in_sandbox.report`, `in_sandbox.unittests`) reports every
-outcome under a random key, adds a test that must fail, and counts; the log then decides nothing. For other runners
-there is only the log, and what its parser objects to.
+outcome under a random key, adds a test that must fail, and counts the tests; the log then decides nothing. For other
+runners there are only the log and the objections of its parser.
 
 `grading.grader` grades generated tasks, for which we choose the runner: pytest under `in_sandbox.verifier`, on copies
 that are quick to make and with outcomes that can be remembered. An instance comes with its own image, command and log,
-so only the lines under a key are shared with that (`testrun.read_events`).
+so both share only the format of lines under a key (`testrun.read_events`).
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from turnstile.swe.problems.diff import touched_files
 SUITE_LIMITS = Limits(seconds=1800.0, cpu_seconds=3600.0, memory_mb=1 << 20, processes=4096, file_mb=4096)
 REWARD = "logs/verifier/reward.txt"
 RUNNERS: Mapping[str, str] = {"pytest": "pytest", "r2e-gym": "pytest", "unittest": "unittest"}
-"""The runner whose output a log parser reads, where there is a plugin of ours for it."""
+"""The runner whose output each log parser reads, for runners with a plugin of ours."""
 _FOLDER = "tmp/turnstile-report"
 _PLUGINS: Mapping[str, ModuleType] = {"pytest": report, "unittest": unittests}
 _ERROR = re.compile(r"^(?:E +)?((?:\w+\.)*\w*(?:Error|Exception|Failure|Warning|Interrupt|Exit)\b.*)$")
 _MODULES = (".py", ".pyi", ".pyx", ".so")
-_SIGNALLED = 128  # exit codes from here on mean that a signal ended the process
-_NEAR = 60  # lines after a test's name in which its error is looked for
+_SIGNALLED = 128  # from this exit code on, a signal ended the process
+_NEAR = 60  # lines after a test's name that are searched for its error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The result of running a test command: status by test, or the `reward` that it wrote.
+    """The result of running a test command, as a status for each test or as the `reward` that it wrote.
 
-    `messages` are the first lines of errors, by the name of a test, or of a file that could not be collected. `problem`
-    says why the run cannot be trusted or did not end; its tests count as failed. `waited_out`: the wall clock ended the
-    run.
+    `messages` are the first lines of errors, by the name of the test or of the file that could not be collected.
+    `problem` says why the run did not end or cannot be trusted, in which case its tests count as failed. `waited_out`
+    means that the wall clock ended the run.
     """
 
     statuses: Mapping[str, str] = field(default_factory=dict)
@@ -62,9 +62,9 @@ class Outcome:
 
 
 def plugin_files(runner: str, name: str, request: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the files for the folder that is first in PYTHONPATH.
+    """Return the files for the folder that comes first in PYTHONPATH.
 
-    They are the plugin of a runner as package `name`, what loads it when Python starts, and the request.
+    They are the runner's plugin as package `name`, the module that loads it when Python starts, and the request.
     """
     package = {"__init__": _PLUGINS[runner], "canary": canary, "channel": channel, "imports": imports,
                "origin": origin, "testfiles": testfiles}  # fmt: skip
@@ -86,7 +86,7 @@ async def run_suite(
 ) -> Outcome:
     """Run the instance's tests in a sandbox that starts in `/` and holds the repository as it is to be graded.
 
-    `before` is what the changed files of it held at the beginning. Raises VerifierError if no verdict can be had, and
+    `before` is the earlier content of the changed files. Raises VerifierError if no verdict can be reached, and
     SandboxError.
     """
     runner = RUNNERS.get(instance.log_parser)
@@ -122,7 +122,7 @@ async def run_suite(
 
 
 async def _modules(sandbox: Sandbox, instance: Instance) -> list[str]:
-    """Return the names of the repository's modules, with those of its tests' patch; none if it has no git history."""
+    """Return the names of the repository's modules and of those in its tests' patch; none without git history."""
     command = ["git", "-c", "safe.directory=*", "-C", instance.workdir, "ls-tree", "-r", "-z", "--name-only", "HEAD"]
     listed = await sandbox.exec(command, limits=replace(SUITE_LIMITS, output_chars=REPORT_CHARS))
     if listed.exit_code != 0:
@@ -132,15 +132,15 @@ async def _modules(sandbox: Sandbox, instance: Instance) -> list[str]:
 
 
 def importable(paths: Iterable[str]) -> list[str]:
-    """Return the names of the modules in these paths, and of the folders that hold them."""
+    """Return the names of the modules at these paths, and of the folders that contain them."""
     parts = {part for path in paths if path.endswith(_MODULES) for part in path.split("/")}
     return sorted({part.partition(".")[0] for part in parts} - {""})
 
 
 async def _read_reward(sandbox: Sandbox, instance: Instance, done: ExecResult, found: Outcome) -> Outcome:
-    """Return the outcome with the number that a foreign test script wrote, or 0 if the script was ended early.
+    """Return the outcome with the number that the test script wrote, or with 0 if the script was ended early.
 
-    Code under test can also write that number, and then end the script.
+    Code under test can also write that number, and then end the script. Raises VerifierError if there is no number.
     """
     if found.timed_out:
         return replace(found, reward=0.0)
@@ -152,22 +152,22 @@ async def _read_reward(sandbox: Sandbox, instance: Instance, done: ExecResult, f
     except (OSError, ValueError):
         raise VerifierError(
             f"{instance.id}: its test.sh wrote no number to /{REWARD} (exit code {done.exit_code}): "
-            f"{_last(done.stdout)}"
+            f"{_last_line(done.stdout)}"
         ) from None
 
 
 def _read_log(instance: Instance, done: ExecResult, found: Outcome) -> Outcome:
-    """Return the outcome that the log shows, unless its parser objects to the log as a whole."""
+    """Return the outcome that the log shows, without statuses if its parser objects to the log as a whole."""
     statuses = instance.statuses(done.stdout)
     problem = found.problem or instance.log_trouble(done.stdout, statuses, done.exit_code)
     failed = [test for test, status in statuses.items() if status in ("FAILED", "ERROR")]
     messages = {test: text for test in failed if (text := error_near(done.stdout, test))}
-    statuses = _strict(instance, statuses) if problem is None else {}
+    statuses = _without_expected_failures(instance, statuses) if problem is None else {}
     return replace(found, statuses=statuses, messages=messages, problem=problem)
 
 
 def error_near(log: str, test: str) -> str:
-    """Return the error text closest after a line naming the test (fewer than 60 lines later); "" if none."""
+    """Return the error text closest after a line that names the test (fewer than 60 lines later); "" if none."""
     name = test.partition(" ")[0]
     found, nearest, since = "", _NEAR, _NEAR
     for line in log.splitlines():
@@ -184,36 +184,41 @@ def _read_report(
     if not any(event["event"] == "begin" for event in events):
         if found.timed_out:
             return found
-        raise VerifierError(f"{instance.id}: pytest did not start (exit code {done.exit_code}): {_last(done.stdout)}")
+        raise VerifierError(
+            f"{instance.id}: pytest did not start (exit code {done.exit_code}): {_last_line(done.stdout)}"
+        )
     tests = [event for event in events if event["event"] == "test"]
     planted = [event["outcome"] for event in tests if canary in event["id"]]
     named = [event for event in tests if canary not in event["id"]]
     problem = found.problem or _trouble(events, tests, planted, done)
     lines = "\n".join(_line(instance, event) for event in named)
-    statuses = _strict(instance, instance.statuses(lines)) if problem is None else {}
+    statuses = _without_expected_failures(instance, instance.statuses(lines)) if problem is None else {}
     if problem is not None and not tests:
-        problem += _complaint(done.stdout)
+        problem += _pytest_reason(done.stdout)
     unread = {event["id"]: event["message"] for event in events if event["event"] == "collect"}
     messages = {**unread, **dict(_messages(instance, named))}
     return replace(found, statuses=statuses, messages=messages, problem=problem)
 
 
 def _line(instance: Instance, event: Mapping[str, Any]) -> str:
-    """Return an outcome as a line of the log that the instance's parser reads."""
+    """Return an outcome as the line of a log, for the instance's parser."""
     if RUNNERS[instance.log_parser] == "unittest":
         return unittest_line(event["id"], event["outcome"])
     return f"{event['outcome']} {event['id']}"
 
 
 def _messages(instance: Instance, tests: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:
-    """Yield error messages by the names that the instance's parser gives to tests."""
+    """Yield the tests with error messages, as (name that the instance's parser gives to the test, message)."""
     for event in tests:
         if event["message"]:
             yield from ((name, event["message"]) for name in instance.statuses(_line(instance, event)))
 
 
-def _strict(instance: Instance, statuses: Mapping[str, str]) -> dict[str, str]:
-    """Turn expected failures of FAIL_TO_PASS tests into failures: no repair causes one, but cheats do."""
+def _without_expected_failures(instance: Instance, statuses: Mapping[str, str]) -> dict[str, str]:
+    """Return the statuses with expected failures of FAIL_TO_PASS tests turned into failures.
+
+    No repair causes an expected failure, but cheats do.
+    """
     wanted = frozenset(instance.fail_to_pass)
     return {
         test: "FAILED" if status == "XFAIL" and not wanted.isdisjoint((test, test.partition(" ")[0])) else status
@@ -244,11 +249,11 @@ def _trouble(
     return None
 
 
-def _last(text: str) -> str:
+def _last_line(text: str) -> str:
     return next(iter(text.strip().splitlines()[-1:]), "no output")[:200]
 
 
-def _complaint(log: str) -> str:
-    """Return pytest's own reason for running nothing, as the end of a sentence; "" if it gave none."""
+def _pytest_reason(log: str) -> str:
+    """Return pytest's own reason for running no test, as the end of a sentence; "" if it gave none."""
     found = re.findall(r"^(?:E  +|ERROR:? )(.*)$", log, re.MULTILINE)
     return f": {found[-1][:200]}" if found else ""

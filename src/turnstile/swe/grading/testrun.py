@@ -1,7 +1,7 @@
 """Run tests in a sandbox and read back the outcome of each, with a verdict on the run itself.
 
-What the code under test does (fail, hang, crash, exit, exhaust its limits) is an outcome of its tests. Only what kept
-the verifier from working is an error: VerifierError, never a failed test.
+What the code under test does (fail, hang, crash, exit, exhaust its limits) is an outcome of its tests. Only what keeps
+the verifier from working is an error, which is a VerifierError and never a failed test.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ VERIFIER = "turnstile.swe.in_sandbox.verifier"
 PRELOAD = ("pytest", "_pytest.*", VERIFIER)
 """What a fork server imports before tests run in its sandboxes, so that each run starts at once."""
 REQUEST = ".turnstile-request.json"
-"""The file that tells the verifier what to do. No command line shows it, and it is gone before any test runs."""
-KILLED = 137  # exit code if killed from outside, such as by the kernel when memory is short
+"""The file that tells the verifier what to do. It is removed before any test runs."""
+KILLED = 137  # exit code of a process that was killed, for example by the kernel when memory is short
 UNKNOWN = ("ERROR: not found: ", "(no match in any of ")  # what pytest prints for node ids that it cannot find
-REPORT_CHARS = 64_000_000  # a report is read whole
-TEST_LIMITS = Limits(seconds=60.0, cpu_seconds=10.0)  # the wall-clock limit is wide: a busy machine is not a hang
+REPORT_CHARS = 64_000_000  # enough for a whole report
+TEST_LIMITS = Limits(seconds=60.0, cpu_seconds=10.0)  # wide on the wall clock, since a busy machine is not a hang
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,10 +33,10 @@ class Report:
 
     `outcomes` holds passed, failed, error, skipped, xfailed, xpassed or missing (asked for, but not there or never
     reached) by node id; `messages` the first line of each error; `seconds` is the run's wall-clock time, `durations`
-    that of each test. `problem` says why the run as a whole cannot be trusted or did not end (a hang, a crash, a report
-    that disagrees with the exit code); the tests that it concerns have not passed. `waited_out` means that the wall
-    clock ended the run, which a busy machine alone can cause. `uncollected` says, by file, why tests could not be
-    collected; `calls` holds the functions that each test called, if asked for.
+    that of each test. `problem` says why the run as a whole did not end or cannot be trusted (a hang, a crash, a report
+    that disagrees with the exit code); the tests affected count as not passed. `waited_out` means that the wall clock
+    ended the run, which a busy machine alone can cause. `uncollected` says, by file, why tests could not be collected;
+    `calls` holds the functions that each test called, if asked for.
     """
 
     outcomes: Mapping[str, str]
@@ -51,11 +51,11 @@ class Report:
     calls: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def passed(self, node_id: str) -> bool:
-        """Return whether the test counts as passed: an expected failure does, a skipped or missing test does not."""
+        """Return whether the test counts as passed; an expected failure does, a skipped or missing test does not."""
         return self.outcomes.get(node_id) in ("passed", "xfailed", "xpassed")
 
     def repaired(self, node_id: str) -> bool:
-        """Return whether a FAIL_TO_PASS test passed: an expected failure does not count, as no repair causes one."""
+        """Return whether a FAIL_TO_PASS test passed; an expected failure does not count, as no repair causes one."""
         return self.outcomes.get(node_id) in ("passed", "xpassed")
 
 
@@ -68,11 +68,11 @@ async def run_tests(
     reverse: bool = False,
     calls: str | None = None,
 ) -> Report:
-    """Run tests (all of them for None) in a sandbox's root with pytest, and no plugins but its own.
+    """Run tests (None for all) in a sandbox's root, with pytest and no plugins but its own.
 
     `node_ids` may name whole files; `env` adds to the sandbox's environment (PYTHONPATH entries are relative to the
     root); `reverse` runs the last test first; `calls` names a folder below the root whose functions are recorded when
-    tests call them. Raises VerifierError if no verdict can be had and SandboxError if the sandbox is broken.
+    tests call them. Raises VerifierError if no verdict can be reached, and SandboxError if the sandbox is broken.
     """
     key = secrets.token_hex(16)
     canary = f"test_{secrets.token_hex(8)}"
@@ -89,7 +89,7 @@ async def run_tests(
 
 
 def read_report(result: ExecResult, key: str, canary: str, node_ids: Sequence[str] | None) -> Report:
-    """Make a report from what the verifier wrote. Raises VerifierError if the verifier itself failed."""
+    """Return the report on what the verifier wrote. Raises VerifierError if the verifier itself failed."""
     events = list(read_events(result.stdout, key))
     stderr = result.stderr.strip().splitlines()
     if not events:
@@ -138,7 +138,10 @@ def read_report(result: ExecResult, key: str, canary: str, node_ids: Sequence[st
 
 
 def read_events(text: str, key: str) -> Iterator[dict[str, Any]]:
-    """Yield the report's events. A line that was cut short is left out: the counts or the end are then missing too."""
+    """Yield the report's events.
+
+    A line that was cut short is skipped. In that case the counts do not agree or the end is missing.
+    """
     for line in text.splitlines():
         if line.startswith(key + " "):
             with suppress(json.JSONDecodeError):
@@ -146,7 +149,7 @@ def read_events(text: str, key: str) -> Iterator[dict[str, Any]]:
 
 
 def read_calls(events: Sequence[Mapping[str, Any]], wanted: Collection[str]) -> dict[str, list[str]]:
-    """Return the functions that each test called, which the report names once and then gives by number.
+    """Return the functions that each test called; the report names each function once and then uses its number.
 
     Raises VerifierError if a name is missing.
     """
@@ -199,7 +202,7 @@ def add_missing(
     uncollected: Mapping[str, str],
     reason: str,
 ) -> None:
-    """Give an outcome to every test that was asked for, and to the files that could not be collected."""
+    """Add an outcome for every requested test that has none, and for the files that could not be collected."""
     whole_files = node_ids is None
     for node_id in node_ids or ():
         file, colons, _ = node_id.partition("::")

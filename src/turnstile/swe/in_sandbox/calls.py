@@ -1,4 +1,4 @@
-"""Record which functions of a package a test calls, as the interpreter reports them.
+"""Record which functions of a package a test calls, from the events that the interpreter reports.
 
 Uses the standard library only, as it runs beside the code under test.
 """
@@ -12,17 +12,17 @@ from typing import Any
 
 
 class CallRecorder:
-    """Records the functions below `folder` that are called between `start` and `stop`, in the starting thread.
+    """Records the functions below `folder` that the starting thread calls between `start` and `stop`.
 
-    They are named `file:line`: the file relative to the working folder, and the function's first line, decorators
-    included. `folder` is relative to the working folder too.
+    A function is named `file:line`, with the file relative to the working folder, and the function's first line,
+    decorators included. `folder` is relative to the working folder too.
     """
 
     def __init__(self, folder: str) -> None:
         self._root = os.getcwd()
         self._below = os.path.join(os.path.normpath(os.path.join(self._root, folder)), "")
         self._names: dict[int, str] = {}  # by the code's id, "" for code elsewhere
-        self._alive: list[CodeType] = []  # so that no id is used twice
+        self._alive: list[CodeType] = []  # kept, so that no id is used twice
         self._called: set[str] = set()
 
     def start(self) -> None:
@@ -30,7 +30,7 @@ class CallRecorder:
         sys.setprofile(self._on_event)
 
     def stop(self) -> list[str]:
-        """Stop recording, and return the names of the functions called since `start`, sorted."""
+        """Stop recording, and return the sorted names of the functions called since `start`."""
         sys.setprofile(None)
         return sorted(self._called)
 

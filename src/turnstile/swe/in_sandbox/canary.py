@@ -12,10 +12,10 @@ from _pytest.unittest import TestCaseFunction
 
 
 class CanaryModule(pytest.Module):
-    """A test file that is not on the disk: it holds a test function that fails, and a `TestCase` with such a method.
+    """A test file that is not on the disk, with a test function and a `TestCase` method that fail.
 
-    `canaries` leaves the latter out if the suite has no such tests. The module has no marks, whatever marks the tests
-    beside it have, and the settings for names of tests do not affect it.
+    `canaries` leaves out the latter if the suite has no such tests. The module has no marks, whatever marks the tests
+    beside it have, and settings for the names of tests do not affect it.
     """
 
     def _getobj(self) -> types.ModuleType:
@@ -36,9 +36,9 @@ class CanaryModule(pytest.Module):
 
 
 def canaries(name: str, session: Any, items: Any) -> Any:
-    """Return the tests called `name` that must fail, of each form that `items` has.
+    """Return tests called `name` that must fail: a function, and a `TestCase` method if `items` has any.
 
-    They stand beside the last of the items, and are run as it is.
+    They are placed beside the last of the items, and are run as it is.
     """
     file = items[-1].getparent(pytest.Module) if items else None
     parent: Any = session if file is None or file.parent is None else file.parent

@@ -1,7 +1,7 @@
-"""The common parts of the reports on a test runner.
+"""The parts that the reports on test runners have in common.
 
-They are lines under a random key, the request that names the key, and checks of the runner's functions. For Python 3.6
-or newer, with the standard library only.
+They are report lines that begin with a random key, the request that contains the key, and checks of the runner's
+functions. For Python 3.6 or newer, with the standard library only.
 """
 
 import json
@@ -17,7 +17,7 @@ LONGEST = 300  # characters of a message
 
 
 class Channel:
-    """Writes lines that begin with a key to what was the standard output at the beginning."""
+    """Writes lines that begin with a key to the standard output as it was at the start."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -32,9 +32,9 @@ class Channel:
 
 
 def request() -> Any:
-    """Return what the first process that asks is to do, None for all later ones.
+    """Return the request to the first process that asks for it, and None to all later ones.
 
-    Removes the key and these modules from the disk, and their folder from the import path.
+    Deletes the key file and these modules from the disk, and removes their folder from the import path.
     """
     file = os.path.join(HERE, KEYFILE)
     if not os.path.exists(file):
@@ -52,7 +52,7 @@ def request() -> Any:
 
 
 def codes(packages: Any, modules: Any = None) -> Any:
-    """Return the code of every function of these packages, by module, class and name.
+    """Return the code objects of all functions in these packages, by module, class and name.
 
     Functions are looked up in the loaded modules, or in `modules`.
     """
@@ -69,9 +69,9 @@ def codes(packages: Any, modules: Any = None) -> Any:
 
 
 def keeper(objects: Any) -> Any:
-    """Return a function that restores the present attributes of these objects and returns the names of those changed.
+    """Return a function that restores the current attributes of `objects` and returns the names of those changed.
 
-    It keeps the attributes where no attribute leads.
+    The attributes are kept in its closure, which no attribute leads to.
     """
     whole = [(each, dict(vars(each))) for each in objects]
 
@@ -91,12 +91,15 @@ def keeper(objects: Any) -> Any:
 
 
 def find_replaced(before: Any, now: Any) -> Any:
-    """Return the names of functions whose code is not among the earlier codes; runners may swap some of these."""
+    """Return the names of functions in `before` whose code now is none of the earlier codes.
+
+    Runners may swap functions that were there before.
+    """
     own = set(map(id, before.values()))
     return [".".join(name) for name in before if id(now.get(name)) not in own]
 
 
 def first_line(error: Any) -> str:
-    """Return the first line of an exception, as a traceback ends with it."""
+    """Return the first line of an exception, in the form that a traceback ends with."""
     lines = traceback.format_exception_only(type(error), error)[-1].strip().splitlines()
     return lines[0][:LONGEST] if lines else type(error).__name__

@@ -1,4 +1,7 @@
-"""Limit which modules of a repository may replace the image's. For Python 3.6 or newer, standard library only."""
+"""Limit which modules of a repository may replace those of the image.
+
+For Python 3.6 or newer, with the standard library only.
+"""
 
 import importlib.machinery
 import os
@@ -7,7 +10,7 @@ from typing import Any
 
 
 class Guard(importlib.machinery.FileFinder):
-    """Finds modules in a folder of the repository, but none that would replace a library of the image."""
+    """Finds modules in a folder of the repository, except those that would replace a library of the image."""
 
     libraries: Any = frozenset()
 
@@ -16,7 +19,7 @@ class Guard(importlib.machinery.FileFinder):
 
 
 def guard(root: str, own: Any) -> None:
-    """Keep modules of the repository from replacing ones outside of it, except those whose names are in `own`."""
+    """Keep the repository's modules from replacing those outside it, except for the names in `own`."""
     names: Any = set()
     for place in sys.path:
         if os.path.isdir(place) and not (os.path.realpath(place) + os.sep).startswith(root + os.sep):

@@ -1,8 +1,8 @@
 """List the files of a folder with a digest of each.
 
-Uses the standard library only, for Python 3.7 or newer: its source is passed to the Python of a sandbox, which runs it
-in the folder. It prints a JSON object: path -> kind (`f` file, `x` executable file, `l` link), the size if it is a
-file, and digest.
+Uses the standard library only, for Python 3.7 or newer. Its source is passed to the Python of a sandbox, which runs it
+in the folder. It prints a JSON object that maps each path to the kind (`f` file, `x` executable file, `l` link), the
+size if it is a file, and the digest.
 """
 
 import hashlib
@@ -15,11 +15,11 @@ SKIPPED = {
     *(".git", ".hg", ".svn", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox"),
     *(".nox", ".venv", "node_modules"),
 }
-LARGE = 32 << 20  # bytes; larger files are known by size and time alone
+LARGE = 32 << 20  # bytes; larger files are identified by size and time only
 
 
 def manifest(root: str) -> Any:
-    """Return every file and link below `root`, except history and what tools leave behind."""
+    """Return an entry for every file and link below `root`, except history and what tools leave behind."""
     found = {}
     pending = [""]
     while pending:
@@ -52,7 +52,7 @@ def kind(status: os.stat_result) -> str:
 
 
 def digest(path: str, status: os.stat_result) -> str:
-    """Return the SHA-256 of a file in hex; for a large one, the time of its last change."""
+    """Return the SHA-256 of a file in hex, or the time of its last change if it is large."""
     if status.st_size > LARGE:
         return f"at {status.st_mtime_ns}"
     with open(path, "rb") as file:

@@ -1,9 +1,9 @@
-"""Tell whose code a test is: that of the tests, of a library, or of the code under test.
+"""Tell whether a test's code comes from the tests, from a library, or from the code under test.
 
-For Python 3.6 or newer, with the standard library only, except for the rewriting of assertions, which is pytest's. A
-package can ship tests for others to inherit, and its own suite then inherits them. Such a test must be one that the
-package held at the beginning: a file that the change under test touches counts as it was before, so that no change
-brings along the tests that judge it.
+For Python 3.6 or newer. It needs only the standard library, except that assertions are rewritten by pytest. A package
+can ship tests for others to inherit, which its own suite then inherits too. Such a test must be one that the package
+held at the beginning. A file that the change under test touches counts as it was before, so that no change brings along
+the tests that judge it.
 """
 
 import ast
@@ -18,7 +18,7 @@ from typing import Any
 
 from .testfiles import ENVIRONMENTS, can_change_tests, python_files
 
-_MANY = 50  # functions that wrap one another
+_MANY = 50  # most functions looked at in one test's chain of decorators
 
 
 real = functools.lru_cache(maxsize=None)(os.path.realpath)
@@ -26,10 +26,10 @@ is_of_tests = functools.lru_cache(maxsize=None)(can_change_tests)
 
 
 class Origins:
-    """The sources of the repository, read when this is made.
+    """The sources of the repository, read when the object is made.
 
-    `before` holds, as latin-1 text, the files that the change touches as they were before, None for one that was not
-    there. `repaired` are the files that the known repair touches: those of them that are tests count as they are.
+    `before` holds the earlier texts of the files that the change touches, decoded as latin-1, with None for new files.
+    `repaired` are the files that the known repair touches; tests among them count as they are now.
     """
 
     def __init__(self, root: str, before: Any, repaired: Any = ()) -> None:
@@ -48,34 +48,34 @@ class Origins:
                 self.sources[real(self.root + path)] = (text or "").encode("latin-1")
 
     def is_inside(self, file: str) -> bool:
-        """Return whether a file belongs to the repository, and not to a library installed into a folder of it."""
+        """Return whether a file belongs to the repository, and not to a library installed in a folder of it."""
         return file.startswith(self.root) and ENVIRONMENTS.isdisjoint(file[len(self.root) :].split(os.sep))
 
     def is_under_test(self, file: str) -> bool:
-        """Return whether a file belongs to the repository and is not a test."""
+        """Return whether a file belongs to the repository and cannot change its tests."""
         file = real(file)
         return self.is_inside(file) and not is_of_tests(file[len(self.root) :])
 
     def is_written(self, code: Any, file: str) -> bool:
-        """Return whether such a function was in a file at the beginning."""
+        """Return whether `file` held a function with this code at the beginning."""
         if id(code) not in self.shapes:
-            self.shapes[id(code)] = code, shape(code)  # the code is kept, so that no other has its id
+            self.shapes[id(code)] = code, shape(code)  # the code is kept, so that its id is not reused
         return self.shapes[id(code)][1] in self.written(file)
 
     def is_test_code(self, code: Any, file: str, own: str) -> bool:
-        """Return whether a function is from a file of tests, and does not only claim to be.
+        """Return whether a function comes from a test file, and does not only claim to.
 
-        A file that could not be read at the beginning, as it is outside the repository or was made later, is trusted
-        for its own tests.
+        A file that could not be read at the beginning, because it is outside the repository or was made later, is
+        trusted for its own tests only.
         """
         if file != own and (not self.is_inside(file) or self.is_under_test(file)):
             return False
         return self.is_written(code, file) if file in self.sources else file == own
 
     def altered(self, function: Any, name: str, own: str = "") -> bool:
-        """Return whether a test is neither from a test file nor shipped by the package or a library under that name.
+        """Return whether a test is neither from a test file nor shipped by the package or a library under its name.
 
-        `own` counts as a file of tests whatever its name. Decorators may wrap the test, but none that the change brings
+        `own` counts as a test file whatever its name. Decorators may wrap the test, but none that the change brings
         along.
         """
         pending: Any = [(function, True)]
@@ -105,7 +105,10 @@ class Origins:
         return seen > 0
 
     def source(self, file: str) -> bytes:
-        """Return what a file held at the beginning. A library's file is read now, if nothing has changed it since."""
+        """Return a file's content at the beginning; b"" if it is not known.
+
+        A library's file is read now, if it has not changed since.
+        """
         if file in self.sources:
             return self.sources[file]  # type: ignore[no-any-return]
         if self.is_inside(file) or not os.path.isfile(file) or os.stat(file).st_ctime >= self.began:
@@ -114,7 +117,7 @@ class Origins:
             return opened.read()
 
     def written(self, file: str) -> Any:
-        """Return the shapes of the functions that a file held, as they are and as pytest rewrites them."""
+        """Return the shapes of the functions that a file held, both plain and as pytest rewrites them."""
         if file not in self.known:
             self.known[file] = set()
             with warnings.catch_warnings():
@@ -125,7 +128,7 @@ class Origins:
 
 
 def compile_module(source: bytes, file: str, settings: Any) -> Any:
-    """Yield a module's code, plain and, if there is pytest, with assertions rewritten according to its settings."""
+    """Yield a module's code, plain and, if pytest is installed, with assertions rewritten by its settings."""
     try:
         yield compile(source, file, "exec", dont_inherit=True)
         tree = ast.parse(source, filename=file)
@@ -143,7 +146,7 @@ def compile_module(source: bytes, file: str, settings: Any) -> Any:
 
 
 def functions(code: Any) -> Any:
-    """Yield the code objects within a code object, at any depth."""
+    """Yield the code objects nested in a code object, at any depth."""
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield constant
@@ -151,7 +154,7 @@ def functions(code: Any) -> Any:
 
 
 def shape(code: Any) -> Any:
-    """Return what a function does, without where it stands."""
+    """Return the parts of a code object that determine what it does, without its position."""
     constants = [
         shape(constant) if isinstance(constant, types.CodeType) else (type(constant), constant)
         for constant in code.co_consts

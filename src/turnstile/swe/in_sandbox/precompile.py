@@ -3,8 +3,8 @@
     python -m turnstile.swe.in_sandbox.precompile
 
 Every source file below the working folder gets byte code that Python checks against a hash of the source (PEP 552), and
-every test file gets the form that pytest's assertion rewriting gives it, so no copy, edit or clock makes stale code
-run. Nothing of the tree is executed.
+every test file gets that of its rewritten assertions, as pytest makes it. So no copy, edit or clock makes stale code
+run. Nothing in the tree is executed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from turnstile.swe.tree import is_test_file
 
 
 def rewrite_tests(root: Path) -> int:
-    """Write the rewritten form of every test file; return how many were written.
+    """Write the rewritten byte code of every test file, and return the number of files written.
 
-    None are written if pytest's cache is not the hash-checked one: it then rewrites in every run, which only costs
+    None are written unless pytest checks its cache by hash; it then rewrites the tests in every run, which only costs
     time.
     """
     header = io.BytesIO()
@@ -38,7 +38,7 @@ def rewrite_tests(root: Path) -> int:
     written = 0
     for file in sorted(root.rglob("*.py")):
         if is_test_file(file.name) or file.name == "conftest.py":
-            name = file.relative_to(root).as_posix()  # the copies that run it are elsewhere
+            name = file.relative_to(root).as_posix()  # relative, as the copies that run it are elsewhere
             source = file.read_bytes()
             try:
                 tree = ast.parse(source, filename=name)
@@ -55,7 +55,7 @@ def rewrite_tests(root: Path) -> int:
 
 
 def main() -> None:
-    """Compile all modules under the working directory, the tests with pytest's assertions."""
+    """Compile all modules below the working folder, with pytest's assertion rewriting for test files."""
     mode = py_compile.PycInvalidationMode.CHECKED_HASH
     compileall.compile_dir(".", quiet=2, maxlevels=20, invalidation_mode=mode)  # skips files that are not Python
     rewrite_tests(Path())

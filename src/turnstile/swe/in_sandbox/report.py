@@ -1,16 +1,16 @@
 """A pytest plugin that reports every outcome under a random key.
 
-For Python 3.6 and pytest 3.6 or newer, whatever the project's own settings are; with the standard library only, and put
-into a container as a package with what it imports.
+For Python 3.6 and pytest 3.6 or newer, whatever the project's own settings are. It uses the standard library only
+besides pytest, and is put into a container as a package with the modules that it imports.
 
-It is named in PYTEST_PLUGINS. KEYFILE lies beside its folder, with the key of the report's lines, the name of the tests
-that it adds, which must fail, the repository's folder, what the files of the change were before, and the names that the
-repository's modules had at the beginning. `in_sandbox.startup` imports it when Python starts, so that all of these are
-gone before any code of the repository can be imported. If a program of the repository calls pytest, it is imported when
-pytest is. PYTEST_DONT_REWRITE
+It is named in PYTEST_PLUGINS. KEYFILE lies beside its folder. It holds the key of the report's lines, the name of the
+added tests that must fail, the repository's folder, the earlier content of the changed files, and the names of the
+repository's modules at the beginning. `in_sandbox.startup` imports the plugin when Python starts, so that all of these
+are gone before any code of the repository can be imported. If a program of the repository calls pytest, the plugin is
+imported when pytest is. PYTEST_DONT_REWRITE
 
-It is not `in_sandbox.verifier`, which runs pytest itself in the Python that Turnstile runs in: here the data set's
-command runs pytest, with a version and settings of its own.
+`in_sandbox.verifier` runs pytest itself, in the Python that Turnstile runs in. Here it is the data set's command that
+runs pytest, in its own version and with its own settings.
 """
 
 import importlib
@@ -52,9 +52,9 @@ class Report(Channel):
         self.emit(event="begin")
 
     def is_stranger(self, plugin: Any) -> bool:
-        """Return whether a plugin's hooks are written in code under test, and are not those from before the change.
+        """Return whether a plugin has hooks that are code under test and were not there before the change.
 
-        In a file that the repair touches too, the hooks that are there from the beginning of the run may be changed.
+        Changed hooks are allowed in a file that the repair touches too, if it was loaded at the beginning of the run.
         """
         for name in dir(plugin):
             code = getattr(getattr(plugin, name, None), "__code__", None) if name.startswith("pytest_") else None
@@ -66,14 +66,14 @@ class Report(Channel):
         return False
 
     def functions(self) -> Any:
-        """Return the code of what is sealed, that of the report itself included."""
+        """Return the code objects of the sealed functions now, including those of the report itself."""
         return codes(self.packages, {**sys.modules, **self.parts})
 
     def seal(self, plugins: Any) -> None:
-        """Hide the report from module lookup, and seal the functions of the runner and of these plugins.
+        """Hide the report from module lookup, and seal the functions of the runner and of `plugins`.
 
-        What the plugins have replaced by now is accepted. So is what they replace later, as pytest-mock does, if the
-        replacement is a function of their own.
+        Anything that the plugins have replaced by now is accepted. So is anything that they replace later with
+        functions of their own, as pytest-mock does.
         """
         for name in list(sys.modules):
             if name.partition(".")[0] == __name__:
@@ -134,7 +134,7 @@ class Report(Channel):
     def witness(self) -> Any:
         """Return a plugin that ends the report.
 
-        It keeps what the report was made of and what it noted where no attribute leads.
+        It keeps the report's original attributes and outcomes in a closure, which no attribute leads to.
         """
         noted: Any = {}
         self.note = noted.__setitem__
@@ -159,26 +159,26 @@ class Report(Channel):
 
 
 def last_line(rendered: Any) -> str:
-    """Return what went wrong, from the text that pytest made of it."""
+    """Return the last line of what pytest printed about an error, without its mark."""
     lines = [line.strip() for line in str(rendered).splitlines() if line.strip()]
     text = lines[-1] if lines else ""
     return text[2:].strip()[:LONGEST] if text.startswith("E ") else text[:LONGEST]
 
 
 def pytest_addoption(parser: Any) -> None:
-    """Hide `PYTEST_PLUGINS` from what the tests start."""
+    """Remove `PYTEST_PLUGINS` from the environment of what the tests start."""
     os.environ.pop("PYTEST_PLUGINS", None)  # pytest has read it, and what the tests start must not
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: Any) -> None:
-    """Seal the report, before any conftest file has been imported."""
+    """Seal the report before any conftest file is imported."""
     if REPORT is not None:
         REPORT.seal(early_config.pluginmanager.get_plugins())
 
 
 def pytest_configure(config: Any) -> None:
-    """Register the report and its witness, in the process that was started for them only."""
+    """Register the report and its witness, except in the workers of pytest-xdist."""
     if REPORT is not None and not hasattr(config, "workerinput"):
         REPORT.files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
         REPORT.origins.settings = config
@@ -187,7 +187,7 @@ def pytest_configure(config: Any) -> None:
 
 
 def _open() -> Any:
-    """Return the report of the process that finds the key, None in those that it starts, which find none."""
+    """Return the report in the process that finds the key, and None in those that it starts."""
     asked = request()
     if asked is None:
         return None

@@ -1,7 +1,7 @@
 """Check that the test runner is still the one that was loaded.
 
-Code under test shares a process with what runs its tests, and can replace any function of it. A replaced one is found
-by comparing. Uses the standard library only, as it runs beside the code under test.
+Code under test shares a process with what runs its tests, and can replace any function in it. Replaced functions are
+found by comparison. Uses the standard library only, as it runs beside the code under test.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from types import CodeType, FunctionType
 from typing import Any
 
 SEALED = ("pytest", "_pytest", "pluggy", "unittest", "builtins", "__main__", "turnstile")
-"""Packages and modules, as far as they are loaded when the seal is put on."""
+"""Packages and modules to seal, if they are loaded when the seal is made."""
 
 
 class Seal:
-    """Remembers the functions and classes of the test runner; `broken` names one of them that has been replaced."""
+    """Remembers the functions and classes of the test runner, so that `broken` can find one that was replaced."""
 
     def __init__(self) -> None:
         self._modules = {
@@ -30,7 +30,7 @@ class Seal:
         ]
 
     def broken(self) -> str | None:
-        """Return the name of a function, class or module that has been replaced since; None if none was."""
+        """Return the name of a function, class or module that was replaced after loading; None if there is none."""
         for name, module in self._modules.items():
             if sys.modules.get(name) is not module:
                 return name
@@ -44,7 +44,7 @@ _WRAPPERS = (classmethod, staticmethod, property)
 
 
 def _namespaces(modules: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the names of each module and of each class that it defines."""
+    """Yield the name and the namespace of each module, and of each class that it defines."""
     for place, module in modules.items():
         names = vars(module)
         yield place, names

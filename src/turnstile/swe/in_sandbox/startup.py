@@ -1,8 +1,8 @@
 """Load `in_sandbox.report` or `in_sandbox.unittests` when the Python that runs the tests starts.
 
-At that time nothing of the repository can be imported yet. This file lies as `sitecustomize.py` in a folder that is
-first in PYTHONPATH, for Python 3.6 or newer; the environment names the plugin, the runner that it is for, and the
-repository. A process whose command line does not name that runner leaves everything as it is.
+At that time no module of the repository can have been imported yet. This file is put as `sitecustomize.py` into a
+folder that is first in PYTHONPATH, for Python 3.6 or newer. The environment names the plugin, the runner that it is
+for, and the repository. In a process whose command line does not name that runner, nothing is changed.
 """
 
 import importlib.machinery
@@ -19,11 +19,11 @@ PROGRAMS = {
     "pytest": ("pytest", "py.test"),
     "unittest": ("unittest", "unittest.__main__", "runtests.py", "manage.py", "django"),
 }
-"""Modules and files that run tests, by runner."""
+"""Names of modules and files that run tests, by runner."""
 
 
 def runs(runner: str, arguments: Any) -> bool:
-    """Return whether a command line of Python runs tests by that runner, directly or under coverage."""
+    """Return whether the arguments of Python run tests with that runner, directly or under coverage."""
     programs = PROGRAMS[runner]
     pending = list(arguments)
     while pending:
@@ -40,7 +40,7 @@ def runs(runner: str, arguments: Any) -> bool:
 
 
 def load(name: str, repository: str) -> None:
-    """Import the plugin without the repository on the import path, or with it if that fails."""
+    """Import the plugin without the repository on the import path; if that fails, import it with the whole path."""
     whole = list(sys.path)
     sys.path[:] = [place for place in whole if not (os.path.realpath(place) + os.sep).startswith(repository + os.sep)]
     try:
@@ -53,7 +53,7 @@ def load(name: str, repository: str) -> None:
 
 
 def go_on() -> None:
-    """Run the sitecustomize module that this one hides."""
+    """Run the sitecustomize module that this one hides, if there is one."""
     others = [place for place in sys.path if os.path.abspath(place) != HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
@@ -61,7 +61,7 @@ def go_on() -> None:
 
 
 def main() -> None:
-    """Load the plugin if this interpreter runs the tests of the repository, and remove this file."""
+    """Load the plugin and remove this file, if this interpreter runs the tests of the repository."""
     with open("/proc/self/cmdline", "rb") as file:  # sys.argv is not there yet in older versions
         arguments = file.read().decode("utf-8", "replace").split("\0")[1:-1]
     if REPOSITORY in os.environ and runs(os.environ[RUNNER], arguments):

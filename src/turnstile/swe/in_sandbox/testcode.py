@@ -1,7 +1,7 @@
-"""Check that the tests that run are those in the test files, as they were before any code under test ran.
+"""Check that the tests that run are those that the test files held before any code under test ran.
 
-Code under test can empty a test function in memory, or write over a test file or its byte code before it is imported.
-So what the files hold is read first and compared with what ran. Uses only pytest beside the standard library.
+Code under test can empty a test function in memory, or overwrite a test file or its byte code before it is imported.
+Therefore the files are read first and compared with what ran. Uses only pytest besides the standard library.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from _pytest.assertion import rewrite
 
 from turnstile.swe.tree import can_change_tests
 
-_DEEP = 6  # decorators on top of one another
+_MAX_DEPTH = 6  # most nested decorators that are looked through
 
 
 class TestCode:
-    """The code of every function in the test files, read when this is made."""
+    """The code of every function in the test files, read when the object is made."""
 
     __test__ = False  # the name begins like a test's
 
@@ -33,10 +33,10 @@ class TestCode:
         self._known = {os.path.abspath(file): frozenset(_functions(_compile_test_file(file))) for file in self.files}
 
     def altered(self, item: pytest.Item) -> bool:
-        """Return whether a test consists of other code than its file holds, or comes from the code under test.
+        """Return whether a test's code is not what its file holds, or comes from the code under test.
 
-        Of a decorated test, the code under its decorators must be the file's. Tests that a helper beside the test files
-        defines are accepted as they are.
+        The code below a test's decorators must be the file's. Tests that a helper beside the test files defines are
+        accepted as they are.
         """
         function = getattr(item, "function", None)
         if not isinstance(function, FunctionType):
@@ -46,11 +46,14 @@ class TestCode:
         if home not in self._known and not inside:
             return False
         known = self._known.get(home) or self._known.get(str(item.path), frozenset())
-        return not any(found.__code__ in known for found in _below(function, _DEEP))
+        return not any(found.__code__ in known for found in _wrapped_functions(function, _MAX_DEPTH))
 
 
 def _compile_test_file(file: str) -> CodeType | None:
-    """Return the file's code as pytest imports it: from its byte code if that is valid, else compiled anew."""
+    """Return the file's code as pytest imports it, from its byte code if that is valid, else compiled anew.
+
+    Returns None if there is no such file or it is not valid Python.
+    """
     path = Path(file)
     if not path.is_file():
         return None
@@ -74,8 +77,8 @@ def _functions(code: CodeType | None) -> Iterator[CodeType]:
             yield from _functions(constant)
 
 
-def _below(found: Any, depth: int) -> Iterator[FunctionType]:
-    """Yield a function and those that it wraps: named, closed over, or kept in an attribute."""
+def _wrapped_functions(found: Any, depth: int) -> Iterator[FunctionType]:
+    """Yield a function and those that it wraps, in its closure or in an attribute."""
     if isinstance(found, FunctionType):
         yield found
     if depth and isinstance(found, FunctionType):
@@ -86,8 +89,8 @@ def _below(found: Any, depth: int) -> Iterator[FunctionType]:
             except ValueError:
                 continue  # a cell that is still empty
         for inner in (*cells, *vars(found).values()):
-            yield from _below(inner, depth - 1)
+            yield from _wrapped_functions(inner, depth - 1)
     elif depth and hasattr(found, "__dict__") and not isinstance(found, type | ModuleType):
         for inner in list(vars(found).values()):
             if isinstance(inner, FunctionType):
-                yield from _below(inner, depth - 1)
+                yield from _wrapped_functions(inner, depth - 1)

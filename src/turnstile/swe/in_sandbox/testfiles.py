@@ -11,21 +11,21 @@ TEST_FOLDERS = frozenset({"test", "tests"})
 WHOLE_SUITES = frozenset({"test.py", "tests.py"})
 STARTUP = frozenset({"conftest.py", "sitecustomize.py", "usercustomize.py"})
 INSTALLED = (".dist-info", ".egg-info")
-"""How folders end that say what is installed: they can name plugins of the test runner."""
+"""Endings of folders that describe installed packages, which can name plugins of the test runner."""
 ENVIRONMENTS = frozenset({".venv", ".tox", ".nox"})
-"""Folders of libraries that can lie in a repository; no change reaches into them."""
+"""Folders of libraries that can be in a repository; changes never reach into them."""
 HOOKS = frozenset({"pytest_collection_modifyitems", "pytest_itemcollected", "pytest_runtest_setup"})
-"""Functions of a conftest file that can mark any test."""
+"""Functions in a conftest file that can mark any test."""
 
 
 def is_test_file(path: str) -> bool:
-    """Return whether the file at `path` holds tests, by its name: as pytest names them, and as older suites do."""
+    """Return whether the file at `path` has the name of a test file, as in pytest or in older suites."""
     name = path.rpartition("/")[2]
     return name in WHOLE_SUITES or (name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py")))
 
 
 def can_change_tests(path: str) -> bool:
-    """Return whether a change to `path` could change the tests instead of the code, so that grading leaves it out."""
+    """Return whether a change to `path` could change the tests instead of the code, so grading leaves it out."""
     parts = os.path.normpath(path).split("/")
     return (
         is_test_file(path)
@@ -49,14 +49,14 @@ def python_files(root: str) -> Any:
 
 
 def test_files(root: str) -> Any:
-    """Return the Python files of a repository that are tests or beside them."""
+    """Return an iterator over the Python files of a repository that are tests or beside them."""
     return (file for file in python_files(root) if can_change_tests(os.path.relpath(file, root)))
 
 
 class Expected:
-    """The failures that the test files expect, by their source when this is made.
+    """The failures that the test files expect, according to their source when the object is made.
 
-    Marks that code under test makes do not count.
+    Marks made by code under test do not count.
     """
 
     def __init__(self, root: str, files: Any) -> None:
@@ -69,14 +69,14 @@ class Expected:
                         self.sources[os.path.realpath(each)] = opened.read()
 
     def conftests(self, file: str) -> Any:
-        """Yield the conftest files that a test file is run with."""
+        """Yield the paths of the conftest files that apply to a test file, whether or not they exist."""
         folder = os.path.dirname(os.path.realpath(file))
         while folder == self.root or folder.startswith(self.root + os.sep):
             yield os.path.join(folder, "conftest.py")
             folder = os.path.dirname(folder)
 
     def of(self, item: Any) -> bool:
-        """Return whether a test may fail, by the source of it, its class, module or fixtures, or a hook beside it."""
+        """Return whether a test may fail according to the source of it, its class, module, fixtures or hooks."""
         file = os.path.realpath(str(getattr(item, "path", None) or item.fspath))
         function = getattr(item, "function", None)
         names = {getattr(function, "__name__", ""), item.name.partition("[")[0], *getattr(item, "fixturenames", ())}
@@ -88,15 +88,12 @@ class Expected:
         return self.says({file, written, *map(os.path.realpath, self.conftests(file))}, names | HOOKS)
 
     def says(self, files: Any, names: Any) -> bool:
-        """Return whether one of these files expects a failure, for all of it or where it defines one of `names`."""
+        """Return whether one of these files expects a failure, as a whole or where it defines one of `names`."""
         return any(says_xfail(self.sources.get(each, b""), names) for each in files)
 
 
 def says_xfail(source: bytes, names: Any) -> bool:
-    """Return whether a source expects a failure by a mark or a call.
-
-    It may do so for the whole file, or where it defines one of `names`.
-    """
+    """Return whether a source expects a failure with a mark or a call, for the whole file or in one of `names`."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):

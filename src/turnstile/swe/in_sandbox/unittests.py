@@ -1,10 +1,10 @@
-"""Report every outcome of a run of unittest under a random key, and add a test that must fail.
+"""Report every outcome of a unittest run under a random key, and add a test that must fail.
 
-For Python 3.6 or newer, with the standard library only, and put into a container as a package with what it imports.
-`in_sandbox.startup` imports it when a Python starts that runs unittest, directly or by a program that is known to.
-KEYFILE lies beside its folder, as for `in_sandbox.report`. Runners whose output differs from that of
-`unittest.TextTestRunner` write no report. It shares with `in_sandbox.report` only what both import, as unittest has no
-plugins: it wraps the functions that run tests.
+For Python 3.6 or newer, with the standard library only. It is put into a container as a package with the modules that
+it imports. `in_sandbox.startup` imports it when a Python starts that runs unittest, directly or through a known
+program. KEYFILE lies beside its folder, as for `in_sandbox.report`. Runners whose output differs from that of
+`unittest.TextTestRunner` write no report. Since unittest has no plugins, this module wraps the functions that run
+tests, and shares with `in_sandbox.report` only what both import.
 """
 
 import inspect
@@ -25,7 +25,7 @@ BAD = ("FAILED", "ERROR")
 
 
 class Report(Channel):
-    """Writes begin, test, tampered and end lines for the first run of the process; runs inside it belong to tests."""
+    """Writes begin, test, tampered and end lines for the process's first run; runs inside it belong to tests."""
 
     def __init__(self, asked: Any) -> None:
         super().__init__(asked["key"])
@@ -41,9 +41,9 @@ class Report(Channel):
         self.emit(event="begin")
 
     def watch(self) -> None:
-        """Wrap the functions that run tests and take their outcomes.
+        """Wrap the functions that run tests and record their outcomes.
 
-        What the report was made of and what it noted is kept where no attribute leads.
+        The report's original attributes and outcomes are kept in a closure, which no attribute leads to.
         """
         for name, outcome in OUTCOMES.items():
             setattr(unittest.TestResult, name, self.noting(getattr(unittest.TestResult, name), outcome))
@@ -73,7 +73,7 @@ class Report(Channel):
         restore = keeper((self, self.origins, self.expected))
 
     def functions(self) -> Any:
-        """Return the code of what is sealed, that of the report itself included."""
+        """Return the code objects of the sealed functions now, including those of the report itself."""
         return codes((*SEALED, __name__), {**sys.modules, **self.parts})
 
     def noting(self, add: Any, outcome: str) -> Any:
@@ -133,7 +133,7 @@ class Report(Channel):
 
 
 def file_of(kind: Any) -> str:
-    """Return the file that a class is from, "" if it is from none."""
+    """Return the file that a class comes from; "" if there is none."""
     return getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
 
 

@@ -2,17 +2,16 @@
 
     python -m turnstile.swe.in_sandbox.verifier REQUEST
 
-REQUEST is a file with JSON, read and removed before anything else happens: `key`, the beginning of every report line;
-`tests`, node ids or whole files relative to the working folder, or null for the whole suite; `reverse`, whether to run
-the last of them first; `canary`, the name of the tests that are added and must fail; `calls`, the folder whose
-functions are to be reported for the tests that call them, or null. Report lines are `KEY {json}` on the standard output
-as it was before any test could redirect it, and the key is random, so what the tests themselves print is not taken for
-a report. The project's pytest configuration is ignored, its conftest files are used.
+REQUEST is a JSON file that is read and removed before anything else happens. It holds `key`, with which every report
+line begins; `tests`, node ids or whole files relative to the working folder, or null for the whole suite; `reverse`,
+whether to run the last of them first; `canary`, the name of the added tests that must fail; and `calls`, the folder
+whose functions are reported for the tests that call them, or null. Report lines are `KEY {json}` on the standard output
+as it was before any test could redirect it. The key is random, so what the tests print is not taken for a report. The
+project's pytest configuration is ignored, but its conftest files are used.
 
-Code under test shares this process, so forging a report is made hard, not impossible: the key is on no command line and
-in no file, the canaries are ordinary tests and must fail, no function of the runner may have been replaced, no test and
-no plugin slipped in, an expected failure must be one that the tests themselves expect, and counts and exit code must
-agree.
+Code under test shares this process, so forging a report is made hard, not impossible. The key is on no command line and
+in no file. The canaries are ordinary tests and must fail. No function of the runner may have been replaced, and no test
+or plugin slipped in. An expected failure must be one that the tests themselves expect. Counts and exit code must agree.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ FLAGS = (
             "cacheprovider",
             "terminal",
             "faulthandler",
-            "unraisableexception",  # collects garbage several times for warnings nobody reads
+            "unraisableexception",  # collects garbage several times for unused warnings
             "threadexception",
             "pastebin",
             "junitxml",
@@ -56,7 +55,7 @@ FLAGS = (
     ),
 )
 WORST_FIRST = ("error", "failed", "skipped", "xfailed", "xpassed", "passed")
-MANY = 50  # node ids past which collecting whole files and choosing is quicker than asking for each
+MANY = 50  # node ids; for more, it is quicker to collect whole files and select from them
 EXPLAINED = "AssertionError: assert "
 LONGEST = 300  # characters of a message
 HERE = os.getcwd() + os.sep
@@ -64,16 +63,16 @@ Emit = Callable[..., None]
 
 
 def summary(error: BaseException) -> str:
-    """Return the first line of an exception as a traceback ends with it.
+    """Return the first line of an exception, in the form that a traceback ends with.
 
-    Its name is left out if pytest explains an assertion.
+    The exception's name is left out if pytest explains an assertion.
     """
     text = traceback.format_exception_only(error)[-1].strip().partition("\n")[0]
     return text.removeprefix("AssertionError: ")[:LONGEST] if text.startswith(EXPLAINED) else text[:LONGEST]
 
 
 def is_inside(error: BaseException, seal: Seal) -> bool:
-    """Return whether the code under test was involved in an error of ours.
+    """Return whether the code under test was involved in an error of the verifier.
 
     It was if the error passed through it, memory ran out, or a part of the runner has been replaced.
     """
@@ -83,7 +82,7 @@ def is_inside(error: BaseException, seal: Seal) -> bool:
 
 
 class Recorder:
-    """The pytest plugin: chooses and orders the wanted tests, adds the canary and reports every outcome."""
+    """The pytest plugin that selects and orders the wanted tests, adds the canaries and reports every outcome."""
 
     def __init__(self, emit: Emit, seal: Seal, written: TestCode, wanted: frozenset[str] | None, request: Any) -> None:
         self.emit = emit
@@ -96,14 +95,14 @@ class Recorder:
         self.calls = None if request["calls"] is None else CallRecorder(request["calls"])
         self.collected = 0
         self.reported = 0
-        self._functions: dict[str, int] = {}  # each is named once in the report, and by number after that
+        self._functions: dict[str, int] = {}  # number of each one that the report has named
         self._outcomes: list[str] = []
         self._message = ""
         self._seconds = 0.0
-        self._unsound = False  # the test is not the one in its file, or other code than the tests expects it to fail
+        self._unsound = False  # the test is not the one in its file, or only code under test expects it to fail
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        config.option.tbstyle = "line"  # nobody reads the tracebacks, and rendering them takes longest of all
+        config.option.tbstyle = "line"  # tracebacks are not used, and rendering them takes the most time
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         stranger = slipped_in(session.config.pluginmanager, self)
@@ -117,7 +116,7 @@ class Recorder:
         if self.reverse:
             items.reverse()
         self.collected = len(items)
-        items += canaries(self.canary, session, items)  # last: they see what the tests left behind
+        items += canaries(self.canary, session, items)  # last, so that they see what the tests left behind
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Iterator[None]:
@@ -177,12 +176,12 @@ class Recorder:
 
 
 def file_of(test: str) -> str:
-    """Return the file of a node id."""
+    """Return the file part of a node id."""
     return test.partition("::")[0]
 
 
 def outcome_of(report: pytest.TestReport) -> str:
-    """Return the word for what a test's report says: passed, failed, skipped, error, xfailed or xpassed."""
+    """Return a report's outcome: passed, failed, skipped, error, xfailed or xpassed."""
     expected_failure = hasattr(report, "wasxfail")
     if report.skipped:
         return "xfailed" if expected_failure else "skipped"
@@ -192,7 +191,7 @@ def outcome_of(report: pytest.TestReport) -> str:
 
 
 def message_of(error: BaseException | None, rendered: object) -> str:
-    """Return what went wrong, in a line: from the exception, or from the text that pytest made of it."""
+    """Return what went wrong in one line, from the exception or else from the text that pytest rendered."""
     if error is not None:
         return summary(error)
     lines = [line.removeprefix("E  ").strip() for line in str(rendered).splitlines() if line.strip()]
@@ -200,7 +199,7 @@ def message_of(error: BaseException | None, rendered: object) -> str:
 
 
 def slipped_in(manager: pytest.PytestPluginManager, recorder: Recorder) -> str | None:
-    """Return the name of a plugin that is not pytest's, not a conftest file and not named by one; None without one."""
+    """Return the name of a plugin that is not pytest's, a conftest file or named by one; None if there is none."""
     plugins = [plugin for plugin in manager.get_plugins() if plugin is not recorder and not is_pytests(plugin)]
     conftests = [plugin for plugin in plugins if os.path.basename(getattr(plugin, "__file__", "")) == "conftest.py"]
     named: set[str] = set()
@@ -212,7 +211,7 @@ def slipped_in(manager: pytest.PytestPluginManager, recorder: Recorder) -> str |
 
 
 def is_pytests(plugin: object) -> bool:
-    """Return whether a plugin is a module of pytest, or an object of a class that is defined in one."""
+    """Return whether a plugin is a module of pytest, or an object whose class is defined in one."""
     if isinstance(plugin, types.ModuleType):
         return plugin.__name__.startswith("_pytest.") and sys.modules.get(plugin.__name__) is plugin
     kind = type(plugin)
@@ -228,7 +227,7 @@ def run_pytest(
     seal: Seal,
     written: TestCode,
 ) -> tuple[int, int]:
-    """Run pytest; return its exit code, and how many tests were reported."""
+    """Run pytest, and return its exit code and the number of tests that were reported."""
     recorder = Recorder(emit, seal, written, wanted, request)
     code = int(pytest.main([*FLAGS, "--", *(tests or ())], plugins=[recorder]))
     replaced = seal.broken()
@@ -239,7 +238,7 @@ def run_pytest(
 
 
 def main(key: str, request: Any) -> int:
-    """Run what the request asks for; return pytest's exit code."""
+    """Run what the request asks for, and return pytest's exit code."""
     channel, write, dumps = os.dup(1), os.write, json.dumps  # before the code under test can replace them
 
     def emit(**event: Any) -> None:
@@ -258,7 +257,7 @@ def main(key: str, request: Any) -> int:
 
 
 def run(request: Any, emit: Emit, seal: Seal) -> int:
-    """Run the tests that a request names, or all, and emit an event for each; return pytest's exit code."""
+    """Run the tests that a request names, or all, emitting an event for each; return pytest's exit code."""
     tests: list[str] | None = request["tests"]
     files = None if tests is None else sorted(set(map(file_of, tests)))
     wanted = None if tests is None else frozenset(tests)
@@ -267,7 +266,7 @@ def run(request: Any, emit: Emit, seal: Seal) -> int:
         code, reported = run_pytest(tests, wanted, request, emit, seal, written)
         if code != pytest.ExitCode.USAGE_ERROR or reported:
             return code
-        emit(event="again")  # one unknown node id stops pytest from running any: take files and choose
+        emit(event="again")  # one unknown node id stops pytest from running any, so run files and select
     present = None if files is None else [file for file in files if os.path.exists(file)]
     if present == []:
         code = int(pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -281,7 +280,7 @@ if __name__ == "__main__":
     with open(file, encoding="utf-8") as opened:
         asked = json.load(opened)
     os.unlink(file)
-    gc.disable()  # a run of seconds in its own process, ended below: collecting would only cost
+    gc.disable()  # the process lasts only seconds, so collecting garbage does not pay
     status = main(asked.pop("key"), asked)
     with contextlib.suppress(Exception):
         sys.stderr.flush()

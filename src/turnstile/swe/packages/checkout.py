@@ -1,7 +1,7 @@
-"""Packages from a folder or from a git repository at one revision.
+"""Packages from a folder, or from a git repository at one revision.
 
-Such a source is named by its content: its version ends with a digest of the files, or with the commit. The spec that a
-task keeps contains both, so a task never refers to other code than it was made from:
+Such a source is identified by its content, since its version ends with a digest of the files or with the commit. A task
+keeps the complete spec, so it never refers to code other than that it was made from:
 
     path:/work/tiny#tiny==1.0+f1d2d2f924e9
     git+file:///work/tiny@COMMIT#tiny==1.0+g1f3c5d7a9b02
@@ -26,7 +26,7 @@ from turnstile.cache import cache_dir
 from turnstile.errors import TaskError
 from turnstile.swe.packages.metadata import name_and_version, project_of, write_metadata
 
-_LEFT = frozenset({".git", ".hg", ".svn", ".tox", ".nox", ".venv", "venv", "env", "node_modules", "__pycache__",
+_SKIPPED = frozenset({".git", ".hg", ".svn", ".tox", ".nox", ".venv", "venv", "env", "node_modules", "__pycache__",
                    ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "build", "dist"})  # fmt: skip
 _SECONDS = 600
 _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9._+!-]*)")
@@ -34,7 +34,7 @@ _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9._+!-]*)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PathSource:
-    """The files of a folder as they are now; history, environments and caches are left out."""
+    """The files of a folder as they are now, without history, environments and caches."""
 
     folder: Path
     name: str
@@ -57,7 +57,7 @@ class PathSource:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class GitSource:
-    """The files of one commit."""
+    """The files of one commit of a repository."""
 
     url: str
     commit: str
@@ -75,7 +75,10 @@ class GitSource:
 
 
 def parse_path(spec: str) -> PathSource:
-    """Parse `path:FOLDER`, with or without the suffix that tasks add. Raises TaskError if there is no such folder."""
+    """Return the source for `path:FOLDER`, with or without the `#NAME==VERSION` that tasks add.
+
+    Without it, the folder is read. Raises TaskError if it has to be read and does not exist.
+    """
     rest, _, pin = spec.removeprefix("path:").partition("#")
     folder = Path(rest).expanduser().absolute()
     if match := _PIN.fullmatch(pin):
@@ -94,7 +97,11 @@ def _path_source(folder: Path, spec: str) -> PathSource:
 
 
 def parse_git(spec: str) -> GitSource:
-    """Parse `git+URL@REVISION`, with or without the suffix that tasks add. Raises TaskError if it cannot be fetched."""
+    """Return the source for `git+URL@REVISION`, with or without the `#NAME==VERSION` that tasks add.
+
+    Without it, the repository is fetched. Raises TaskError if that fails, the revision does not exist, or the spec is
+    malformed.
+    """
     rest, _, pin = spec.removeprefix("git+").partition("#")
     url, at, revision = rest.rpartition("@")
     if not at or not revision or revision.startswith("-") or "/" not in url.partition("://")[2]:
@@ -112,7 +119,10 @@ def parse_git(spec: str) -> GitSource:
 
 
 def _mirror(url: str, revision: str) -> Path:
-    """Return a bare clone in the cache, which has the revision if the repository does."""
+    """Return a cached bare clone of the repository, updated unless `revision` is a full commit id that it has.
+
+    Raises TaskError if the repository cannot be cloned, or fetched when the revision is unknown.
+    """
     mirror = cache_dir() / "swe" / "git" / hashlib.sha256(url.encode()).hexdigest()[:16]
     if not mirror.is_dir():
         mirror.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +130,7 @@ def _mirror(url: str, revision: str) -> Path:
         done = _git("clone", "--bare", "--quiet", "--", url, str(staged))
         if done.returncode != 0:
             shutil.rmtree(staged, ignore_errors=True)
-            raise TaskError(f"git+{url}: it cannot be cloned: {_last(done.stderr)}")
+            raise TaskError(f"git+{url}: it cannot be cloned: {_error_line(done.stderr)}")
         if mirror.is_dir():  # another process was quicker
             shutil.rmtree(staged)
         else:
@@ -130,14 +140,14 @@ def _mirror(url: str, revision: str) -> Path:
         done = _git("fetch", "--quiet", "--force", "origin", "+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*",
                     mirror=mirror)  # fmt: skip
         if done.returncode != 0 and not known:
-            raise TaskError(f"git+{url}: it cannot be fetched: {_last(done.stderr)}")
+            raise TaskError(f"git+{url}: it cannot be fetched: {_error_line(done.stderr)}")
     return mirror
 
 
 def _export(mirror: Path, commit: str, into: Path) -> None:
     done = _git("archive", "--format=tar", commit, mirror=mirror)
     if done.returncode != 0:
-        raise TaskError(f"the commit {commit} cannot be read from {mirror}: {_last(done.stderr)}")
+        raise TaskError(f"the commit {commit} cannot be read from {mirror}: {_error_line(done.stderr)}")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as packed:
         packed.extractall(into, filter="data")
 
@@ -156,14 +166,14 @@ def _git(*arguments: str, mirror: Path | None = None) -> subprocess.CompletedPro
         raise TaskError(f"git {arguments[0]} did not end within {_SECONDS} s; check the network") from None
 
 
-def _last(stderr: bytes) -> str:
+def _error_line(stderr: bytes) -> str:
     lines = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
     return next((line for line in lines if line.startswith("fatal")), lines[-1] if lines else "no message")[:300]
 
 
 def _files(folder: Path) -> Iterator[Path]:
     for root, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name not in _LEFT and not name.endswith(".egg-info"))
+        folders[:] = sorted(name for name in folders if name not in _SKIPPED and not name.endswith(".egg-info"))
         for name in sorted(names):
             path = Path(root, name)
             if path.is_file() and not name.endswith(".pyc"):

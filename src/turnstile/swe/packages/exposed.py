@@ -1,7 +1,7 @@
-"""Check whether code in a sandbox can read a package without the fault, beside the copy with the fault.
+"""Check whether code in a sandbox can read a package without the fault, besides the copy with the fault.
 
-It can if the sandbox's Python has the package too: in its own folder of packages, in that of another Python (including
-the one that a virtual environment was made with), or bundled with some other package, wheels included.
+It can if the package is also installed for the sandbox's Python or another one (including the one that a virtual
+environment was made with), or bundled with another package, wheels included.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ sys.stdout.write(json.dumps(found))
 
 
 async def find_exposed(package: Package, sandboxes: Sandboxes) -> Mapping[str, str | None]:
-    """Return where each of the package's modules can be read in these sandboxes, None for one that cannot.
+    """Return where each of the package's modules can be read in these sandboxes; None for one that cannot.
 
-    Raises SandboxError if that cannot be found out.
+    Raises SandboxError if that cannot be determined.
     """
     sandbox = await sandboxes.start(package.tree, deps=package.deps)
     try:
@@ -63,7 +63,7 @@ async def find_exposed(package: Package, sandboxes: Sandboxes) -> Mapping[str, s
 
 
 def refuse_exposed(package: Package, file: str, found: Mapping[str, str | None]) -> None:
-    """Raise TaskError if the file with the fault is among those that can be read."""
+    """Raise TaskError if `found` says that the file with the fault can be read without it."""
     place = found.get(file)
     if place is not None:
         raise TaskError(

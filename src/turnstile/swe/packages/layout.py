@@ -1,4 +1,4 @@
-"""Read an unpacked source distribution: licence, import root, source files, tests, dependencies."""
+"""Find the licence, import root, source files, tests and dependencies of an unpacked source distribution."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from turnstile.swe.tree import is_test_file
 _TEST_EXTRAS = ("test", "tests", "testing")
 _NOT_SOURCE = {"tests", "test", "testing", "doc", "docs", "example", "examples", "benchmark", "benchmarks", "bench",
                "build", "dist", "scripts", "tools", "setup.py", "conftest.py", "noxfile.py", "tasks.py"}  # fmt: skip
-# named by test extras but not imported by tests: the runner itself and its companions
+# listed in test extras but not imported by tests, such as runners and linters
 _NOT_INSTALLED = re.compile(r"pytest.*|coverage.*|tox.*|nox|mypy.*|ruff|black|flake8.*|isort|pylint|twine|build|wheel|"
                             r"pre-commit|sphinx.*|setuptools.*|covdefaults|codecov|diff-cover|types-.*")  # fmt: skip
 
 
 def unpack_archive(archive: Path, into: Path) -> None:
-    """Unpack an sdist; its single top folder becomes `into`. Raises TaskError for a damaged archive."""
+    """Unpack a source distribution into `into`, without its single top folder.
+
+    Raises TaskError for a damaged archive.
+    """
     inner = into.with_name(f"{into.name}.unpacked")
     try:
         if archive.suffix == ".zip":
@@ -48,7 +51,7 @@ def unpack_archive(archive: Path, into: Path) -> None:
 
 
 def remove_build_products(tree: Path) -> None:
-    """Delete what building and running leave behind, so that a template holds sources only."""
+    """Delete what builds and test runs leave behind, so that a template holds only sources."""
     for pattern in ("*.egg-info", "*.pyc"):
         for path in sorted(tree.rglob(pattern)):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -61,13 +64,13 @@ def remove_build_products(tree: Path) -> None:
 
 
 def find_tests(tree: Path) -> list[str]:
-    """Return the test files under `tree` in order, without those of documentation and examples."""
+    """Return the test files under `tree`, sorted, without those of documentation and examples."""
     found = (path.relative_to(tree).as_posix() for path in tree.rglob("*.py"))
     return sorted(path for path in found if is_test_file(path) and not path.startswith(("docs/", "doc/", "examples/")))
 
 
 def find_import_root(tree: Path, name: str) -> str:
-    """Return the folder for the import path: the one that holds the package, else `src` if there is one, else `.`."""
+    """Return the folder for the import path: the one with the package, else `src` if it has code, else `.`."""
     importable = name.replace("-", "_").lower()
     candidates = [".", *sorted(entry.name for entry in tree.iterdir() if entry.is_dir())]
     candidates.sort(key=lambda folder: folder not in (".", "src", "lib"))
@@ -81,7 +84,7 @@ def find_import_root(tree: Path, name: str) -> str:
 
 
 def find_modules(tree: Path, import_root: str) -> list[str]:
-    """Return the package's own source files, without tests, set-up scripts, documentation and examples."""
+    """Return the package's own source files, without tests, setup scripts, documentation and examples."""
     root = tree / import_root
     modules = []
     for path in sorted(root.rglob("*.py")):
@@ -93,7 +96,7 @@ def find_modules(tree: Path, import_root: str) -> list[str]:
 
 
 def requirements(tree: Path, metadata: Message) -> list[str]:
-    """Return runtime and test requirements that apply to this Python, without test runners and linters."""
+    """Return the runtime and test requirements that apply to this Python, without test runners and linters."""
     lines = [str(value) for value in metadata.get_all("Requires-Dist") or []]
     lines += _dependency_groups(tree)
     wanted: dict[str, str] = {}
@@ -113,26 +116,26 @@ def requirements(tree: Path, metadata: Message) -> list[str]:
 
 
 def _dependency_groups(tree: Path) -> list[str]:
-    """Return the test groups of pyproject.toml (PEP 735); included groups are not followed."""
+    """Return the requirements in the test groups of pyproject.toml (PEP 735), without included groups."""
     path = tree / "pyproject.toml"
     if not path.is_file():
         return []
     try:
         project: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-        return []  # pip built the metadata without this file, so the package does not need it
+        return []  # pip built the metadata without this file, so it is not needed
     groups = project.get("dependency-groups", {})
     return [line for name in _TEST_EXTRAS for line in groups.get(name, []) if isinstance(line, str)]
 
 
 def pins(deps: Path) -> list[str]:
-    """Return the content of a `--target` folder as exact pins."""
+    """Return the packages in a `--target` folder as exact pins."""
     found = importlib.metadata.distributions(path=[str(deps)])
     return sorted(f"{canonicalize_name(item.metadata['Name'])}=={item.version}" for item in found)
 
 
 def remove_distribution(deps: Path, name: str) -> None:
-    """Delete one package from a `--target` folder."""
+    """Delete one package from a `--target` folder, and all folders that are empty then."""
     for found in importlib.metadata.distributions(path=[str(deps)]):
         if canonicalize_name(found.metadata["Name"]) == canonicalize_name(name):
             for file in found.files or ():
@@ -145,7 +148,7 @@ def remove_distribution(deps: Path, name: str) -> None:
 
 
 def find_licence(tree: Path, metadata: Message) -> tuple[str, str | None]:
-    """Return the licence's name from the metadata, and the file that holds its text."""
+    """Return the licence's name from the metadata (or "unknown"), and the name of the file with its text, if any."""
     files = sorted(
         path.name for path in tree.iterdir() if re.match(r"(licen[cs]e|copying)", path.name, re.IGNORECASE)
         and path.is_file()

@@ -1,4 +1,4 @@
-"""Read and write a project's metadata: name, version, licence and requirements, from the files of its tree."""
+"""Read a project's name, version, licence and requirements from the files of its tree, and write them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from turnstile.swe.packages import pip
 
 
 def read_metadata(tree: Path) -> Message:
-    """Return the PKG-INFO, one with requirements if there is one; an empty message if there is none."""
+    """Return the project's PKG-INFO, if possible one with requirements; an empty message if there is none.
+
+    Requirements that it lacks are taken from `requires.txt`.
+    """
     found = [tree / "PKG-INFO", *sorted(tree.glob("*.egg-info/PKG-INFO")), *sorted(tree.glob("*/*.egg-info/PKG-INFO"))]
     messages = [
         email.parser.Parser().parsestr(path.read_text(encoding="utf-8", errors="replace"))
@@ -33,7 +36,7 @@ def read_metadata(tree: Path) -> Message:
 
 
 def _egg_requirements(tree: Path) -> Iterator[str]:
-    """Yield the lines of older setuptools' `requires.txt` as values of Requires-Dist."""
+    """Yield the requirements in a `requires.txt` of older setuptools, as values of Requires-Dist."""
     for path in [*sorted(tree.glob("*.egg-info/requires.txt")), *sorted(tree.glob("*/*.egg-info/requires.txt"))]:
         extra, marker = "", ""
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -48,18 +51,18 @@ def _egg_requirements(tree: Path) -> Iterator[str]:
 
 
 def project_of(folder: Path, default: str) -> tuple[str, str]:
-    """Return name and version of the project in a folder; see `name_and_version`."""
+    """Return the name and version of the project in a folder; see `name_and_version`."""
     return name_and_version(_metadata_files(folder), default)
 
 
 def _metadata_files(tree: Path) -> Mapping[str, str]:
-    """Return the texts of the files that can state a project's metadata, by file name."""
+    """Return the texts of pyproject.toml and setup.cfg by file name, without missing files."""
     files = [tree / file for file in ("pyproject.toml", "setup.cfg")]
     return {file.name: file.read_text("utf-8", "replace") for file in files if file.is_file()}
 
 
 def name_and_version(texts: Mapping[str, str], default: str) -> tuple[str, str]:
-    """Return the canonicalised name and sanitised version; `default` and "0" where missing."""
+    """Return a project's canonical name and cleaned version, or `default` and "0" if they are missing."""
     metadata = static_metadata(texts)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", str(metadata.get("Name") or default)).strip("-._")
     version = re.sub(r"[^A-Za-z0-9.]", "", str(metadata.get("Version") or "")) or "0"
@@ -67,7 +70,7 @@ def name_and_version(texts: Mapping[str, str], default: str) -> tuple[str, str]:
 
 
 def entry_points(tree: Path) -> str:
-    """Return the project's entry points (plugins, commands) in the form of an installed package; "" if it has none."""
+    """Return the project's entry points (plugins, commands) in the form of entry_points.txt; "" if it has none."""
     built = [*sorted(tree.glob("*.egg-info/entry_points.txt")), *sorted(tree.glob("*/*.egg-info/entry_points.txt"))]
     if built:
         return built[0].read_text(encoding="utf-8", errors="replace")
@@ -83,7 +86,7 @@ def entry_points(tree: Path) -> str:
 
 
 def _read_declarations(texts: Mapping[str, str]) -> tuple[dict[str, Any], configparser.RawConfigParser]:
-    """Return the table `project` of pyproject.toml, and setup.cfg; each is empty if missing or damaged."""
+    """Return the `project` table of pyproject.toml, and setup.cfg; each is empty if missing or invalid."""
     try:
         project: dict[str, Any] = tomllib.loads(texts.get("pyproject.toml", "")).get("project", {})
     except tomllib.TOMLDecodeError:
@@ -97,7 +100,10 @@ def _read_declarations(texts: Mapping[str, str]) -> tuple[dict[str, Any], config
 
 
 def static_metadata(texts: Mapping[str, str]) -> Message:
-    """Return the metadata that pyproject.toml (PEP 621) or setup.cfg states without running code."""
+    """Return the metadata that pyproject.toml (PEP 621) or setup.cfg states, without running code.
+
+    It has the field Dynamic if neither states the requirements.
+    """
     metadata = Message()
     project, config = _read_declarations(texts)
     options = {name: dict(config[name]) if name in config else {} for name in ("metadata", "options")}
@@ -133,7 +139,7 @@ def _lines(text: str) -> list[str]:
 def write_metadata(tree: Path, name: str, version: str) -> None:
     """Write a PKG-INFO like that of a source distribution, unless there is one.
 
-    If no file states the requirements, the project's builder is asked for them.
+    If no file states the requirements, they are taken from a build of the project.
     """
     if (tree / "PKG-INFO").is_file():
         return

@@ -1,4 +1,4 @@
-"""Calls of pip: download a source distribution, ask for requirements, install dependencies into their own folder."""
+"""Call pip to download a source distribution, determine requirements, and install dependencies into a folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _pip(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _reason(result: subprocess.CompletedProcess[str]) -> str:
-    """Return the last line of pip's error output that says something."""
+    """Return pip's last error line, or how to install pip if it is missing."""
     if "No module named pip" in result.stderr:
         return "this Python has no pip; install it with: python -m ensurepip"
     lines = [line.strip() for line in result.stderr.splitlines() if line.strip().startswith("ERROR")]
@@ -34,7 +34,10 @@ def _reason(result: subprocess.CompletedProcess[str]) -> str:
 
 
 def download_sdist(name: str, version: str, folder: Path) -> Path:
-    """Return the archive of a source distribution, downloaded into `folder`. Raises TaskError if the index has none."""
+    """Download a source distribution into `folder`, and return the archive.
+
+    Raises TaskError if the index has none or the download fails.
+    """
     result = _pip("download", "--no-deps", "--no-binary", name, "--dest", str(folder), f"{name}=={version}")
     archives = sorted(path for path in folder.iterdir() if path.name.endswith((".tar.gz", ".zip", ".tar.bz2", ".tgz")))
     if result.returncode == 0 and archives:
@@ -49,7 +52,10 @@ def download_sdist(name: str, version: str, folder: Path) -> Path:
 
 
 def required_by(project: Path, spec: str) -> list[str]:
-    """Return the requirements of a project folder as its own build states them. Raises TaskError naming `spec`."""
+    """Return the requirements of the project in a folder, as its own build states them.
+
+    Raises TaskError naming `spec` if the build fails.
+    """
     result = _pip("install", "--dry-run", "--quiet", "--ignore-installed", "--no-deps", "--report", "-", str(project))
     if result.returncode != 0:
         raise TaskError(f"{spec}: its metadata cannot be built: {_reason(result)}")
@@ -58,7 +64,7 @@ def required_by(project: Path, spec: str) -> list[str]:
 
 
 def install_target(requirements: Sequence[str], folder: Path, spec: str, *, no_deps: bool = False) -> None:
-    """Install requirements into `folder` and nowhere else. Raises TaskError naming `spec`."""
+    """Install requirements into `folder` and nowhere else. Raises TaskError naming `spec` if that fails."""
     if not requirements:
         return
     flags = ["--no-deps"] if no_deps else []

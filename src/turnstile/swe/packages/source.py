@@ -1,8 +1,8 @@
-"""Sources of packages: an unpacked source tree with its dependencies, cached.
+"""Fetch packages as unpacked source trees with their dependencies, and cache them.
 
-The cache holds one folder a package, made beside its final place and renamed into it, so a folder that is there is
-complete. Its dependencies are elsewhere, as a sandbox shows the dependencies of its own task's package only. It shows
-nothing of the package without the fault, which is left out there even if a dependency needs it:
+The cache has one folder per package, made beside its final place and renamed into it, so a folder that exists is
+complete. The dependencies are in a separate folder, because a sandbox is shown only those of its own task's package.
+That folder holds nothing of the package itself, which would be without the fault, even if a dependency needs it:
 
     CACHE/swe/NAME-VERSION/tree/             the source distribution without build products: the pristine template
     CACHE/swe/NAME-VERSION/package.json      the `Package` record with a digest of the tree
@@ -36,12 +36,12 @@ _RECORD = "package.json"
 
 
 def deps_home(cache: Path | None = None) -> Path:
-    """Return the folder of all packages' dependencies; a sandbox needs only those of its own task."""
+    """Return the folder with the dependencies of all packages; a sandbox needs only those of its own task."""
     return (cache or cache_dir()) / "swe-deps"
 
 
 class Source(Protocol):
-    """A source of a package; `kind` is the word before the colon of its spec."""
+    """A source of a package; `kind` is one of "pypi", "path" and "git"."""
 
     @property
     def kind(self) -> str: ...
@@ -53,13 +53,13 @@ class Source(Protocol):
     def spec(self) -> str: ...
 
     def unpack(self, into: Path) -> None:
-        """Put the pristine tree into the empty folder `into`. Raises TaskError."""
+        """Unpack the pristine tree into the empty folder `into`. Raises TaskError if that fails."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PypiSource:
-    """A source distribution from the package index that pip is set up for."""
+    """A source distribution from the package index that pip is configured to use."""
 
     name: str
     version: str
@@ -111,8 +111,8 @@ def parse_source(spec: str) -> Source:
 class Package:
     """One unpacked package. Paths inside the tree are relative and use forward slashes.
 
-    `tree` is the pristine template: copy it, never work in it. Tests run with the copy as working folder in
-    `environment`. `requires` pins what `deps` holds.
+    `tree` is the pristine template, which is copied and never changed. Tests run with the copy as working folder and
+    the variables of `environment`. `requires` are exact pins of what `deps` holds.
     """
 
     spec: str
@@ -120,8 +120,8 @@ class Package:
     version: str
     tree: Path
     deps: Path
-    import_root: str  # "." or "src" or the like: the folder on the import path
-    modules: tuple[str, ...]  # the package's own source files, the ones that may carry a bug
+    import_root: str  # the folder on the import path, such as "." or "src"
+    modules: tuple[str, ...]  # the package's own source files, where bugs can be put
     tests: tuple[str, ...]  # test files
     licence: str
     licence_file: str | None
@@ -134,10 +134,7 @@ class Package:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that tests in a copy of the tree need besides a plain environment.
-
-        Relative entries are relative to the copy.
-        """
+        """The environment variables that tests in a copy of the tree need; relative paths start at the copy."""
         return {"PYTHONPATH": os.pathsep.join(dict.fromkeys((self.import_root, ".", str(self.deps))))}
 
 
@@ -151,13 +148,13 @@ def fetch(
 ) -> Package:
     """Return the package of a source, from the cache or fetched into it.
 
-    `extra` adds requirements that the package's metadata does not name; `requires` replaces everything that the
-    metadata says by exact pins, as recorded in a task file. Several processes may call this at once.
+    `extra` adds requirements that the package's metadata does not name; `requires` replaces all requirements of the
+    metadata with exact pins, as recorded in a task file. Several processes may call this at the same time.
 
-    Raises TaskError if the package cannot be fetched, a dependency cannot be installed, or it has no tests.
+    Raises TaskError if the package cannot be fetched, a dependency cannot be installed, or the package has no tests.
     """
     source = parse_source(source) if isinstance(source, str) else source
-    requires = None if requires is None else [pin for pin in requires if not _is_of(pin, source.name)]
+    requires = None if requires is None else [pin for pin in requires if not _names_package(pin, source.name)]
     home = (cache or cache_dir()) / "swe" / f"{source.name}-{source.version}"
     cached = _load(home, cache)
     if cached is not None and _serves(cached, extra, requires):
@@ -203,7 +200,7 @@ def _build(
     pip.install_target(wanted, deps, source.spec, no_deps=requires is not None)
     layout.remove_distribution(deps, source.name)
     pins = layout.pins(deps)
-    # the package's own metadata, since some packages ask importlib.metadata for their version or plugins
+    # the package's own metadata, as some packages look up their version or plugins in importlib.metadata
     own = deps / f"{source.name.replace('-', '_')}-{source.version}.dist-info"
     own.mkdir(exist_ok=True)
     (own / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {source.name}\nVersion: {source.version}\n")
@@ -227,7 +224,7 @@ def _build(
 
 
 def _put(staged: Path, home: Path) -> None:
-    """Rename the staged folder into place; an older one is moved away first, and only then deleted."""
+    """Rename the staged folder into place, after moving an older one away and deleting it."""
     if home.exists():
         old = staged.with_name(f"old-{staged.name}")
         home.rename(old)
@@ -253,9 +250,9 @@ def _load(home: Path, cache: Path | None) -> Package | None:
 def _serves(package: Package, extra: Sequence[str], requires: Sequence[str] | None) -> bool:
     if requires is not None:
         return set(requires) <= set(package.requires)
-    return all(any(_is_of(name, pin.split("==")[0]) for pin in package.requires) for name in extra)
+    return all(any(_names_package(name, pin.split("==")[0]) for pin in package.requires) for name in extra)
 
 
-def _is_of(requirement: str, name: str) -> bool:
-    """Return whether a requirement is for the package of that name."""
+def _names_package(requirement: str, name: str) -> bool:
+    """Return whether a requirement is for the package called `name`."""
     return canonicalize_name(re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]) == canonicalize_name(name)

@@ -1,4 +1,4 @@
-"""The interface that hides where a repository task comes from: `Problem`."""
+"""The interface `Problem`, which hides where a repository task comes from."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from turnstile.swe.problems.diff import git_diff
 class Problem(Protocol):
     """One repository task, ready to be tried. Changes are relative to the copy that `open` returns.
 
-    `statement` is what the agent is asked. `suspects` are the files where the fault lies, as far as that is known; they
-    serve the signals of an episode only. Tests are named as the task names them; `must_fail` are those known to fail at
-    the beginning. `import_root` is the folder that the package is imported from.
+    `statement` is what the agent is asked. `suspects` are the files with the fault, as far as they are known; they
+    serve the signals of an episode and the cheats of a check. Tests are named as the task names them; `must_fail` are
+    those known to fail at the beginning. `import_root` is the folder that the package is imported from.
     """
 
     id: str
@@ -29,26 +29,26 @@ class Problem(Protocol):
     import_root: str
 
     async def open(self) -> Copy:
-        """Return a copy for an agent: without hidden tests, repair, or commits later than the beginning."""
+        """Return a copy for an agent, without hidden tests, the repair, or commits later than the beginning."""
         ...
 
     async def ignored(self, files: Iterable[str]) -> tuple[str, ...]:
-        """Return the changed files that are not graded: tests, what can change them, modules in place of a library."""
+        """Return the changed files that are not graded: tests, files that affect tests, modules that hide a library."""
         ...
 
     async def base(self, files: Iterable[str]) -> Mapping[str, bytes | None]:
-        """Return the content of files at the beginning, None for one that was not there."""
+        """Return the content of files at the beginning; None for one that did not exist."""
         ...
 
     async def grade(self, change: Change, *, repeat: int = 0) -> Verdict:
         """Return the verdict on the part of a change that is graded; requests that differ in `repeat` are run anew.
 
-        Raises VerifierError and SandboxError if no verdict can be had.
+        Raises VerifierError and SandboxError if no verdict can be reached.
         """
         ...
 
     async def gold(self) -> Change | None:
-        """Return the repair, None if the task has none."""
+        """Return the repair; None if the task has none."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Repository tasks in the form that the gate checks: repair, no change and cheats, graded as episodes are."""
+"""Repository tasks in the form that the gate checks, graded as episodes are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from turnstile.types import Task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProblemCases:
-    """Generated tasks and instances (see `grading.cases.Cases`)."""
+    """Generated tasks and instances in the form that the gate checks (see `grading.cases.Cases`)."""
 
     problems: Problems
     probes: Mapping[str, Probe] = field(default_factory=lambda: PROBES)
@@ -34,13 +34,13 @@ class ProblemCases:
 
     async def open(self, task: Task) -> ProblemCase:
         problem = await self.problems.of(task)
-        await problem.ignored(())  # prepares its image now, so that errors in that come from this call
+        await problem.ignored(())  # prepares its image now, so that errors in doing so come from this call
         return ProblemCase(problem=problem, probes=self.probes)
 
 
 @dataclass(kw_only=True, slots=True)
 class ProblemCase:
-    """One problem; `repair` is set after `has_repair` was called, if the task has one."""
+    """One problem in the form that the gate checks; `has_repair` sets `repair` if the task has one."""
 
     problem: Problem
     probes: Mapping[str, Probe]
@@ -60,7 +60,7 @@ class ProblemCase:
         """Return the verdict on a cheat; None if there is no Python file to plant it in."""
         copy = await self.problem.open()
         try:
-            file = await self._beginning(copy)
+            file = await self._choose_file(copy)
             if file is None:
                 return None
             text = (await copy.sandbox.read(file)).decode("utf-8", "surrogateescape")
@@ -71,10 +71,10 @@ class ProblemCase:
             await copy.close()
         return await self.problem.grade(Change(files={normal(path): data for path, data in left.items()}))
 
-    async def _beginning(self, copy: Copy) -> str | None:
-        """Return a faulty file.
+    async def _choose_file(self, copy: Copy) -> str | None:
+        """Return the file to plant a cheat in; None if there is none.
 
-        If none is known, it is the file of the largest package that is imported first (`__init__.py`).
+        It is a faulty file if one is known, else the `__init__.py` of the largest package, which is imported first.
         """
         files = [path for path in copy.base if path.endswith(".py")]
         faulty = sorted(self.problem.suspects.intersection(files))

@@ -1,4 +1,4 @@
-"""The agent's working copy of a repository: a sandbox, its content at the beginning, and what has changed since."""
+"""The agent's working copy of a repository, with its content at the beginning and what has changed since."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turnstile.swe.grading.testrun import KILLED
 from turnstile.swe.in_sandbox import manifest as beside
 
 Manifest = Mapping[str, str]
-"""path -> kind (f, x, l), size and digest, as `in_sandbox.manifest` tells them."""
+"""path -> kind (f, x, l), size and digest, as `in_sandbox.manifest` lists them."""
 
 _SCRIPT = inspect.getsource(beside)
 _LIMITS = Limits(seconds=120.0, cpu_seconds=120.0, output_chars=64_000_000)
@@ -28,7 +28,7 @@ _IGNORED = """printf '%s\\0' "$@" | git check-ignore -z --stdin"""
 
 
 class ChangeError(Exception):
-    """A change that cannot be graded; the text says why.
+    """A change that cannot be graded; the message says why.
 
     The agent caused it, so it is not an infrastructure error.
     """
@@ -36,9 +36,9 @@ class ChangeError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """The difference from the beginning: `files` to grade, and which of them are `executable`.
+    """The changes since the beginning: `files` to grade, and those of them that are `executable`.
 
-    `lost` is what cannot be carried over: links, unreadable files.
+    `lost` are changed paths that cannot be carried over, such as links and unreadable files.
     """
 
     files: Files = field(default_factory=dict)
@@ -50,8 +50,8 @@ class Change:
 class Copy:
     """A private copy of a problem's repository.
 
-    `base` is its manifest at the beginning. `env` and the shell lines of `setup` are what its commands need; `place` is
-    the absolute path of its root, if that means something to the agent; `git` tells whether it is a git repository.
+    `base` is its manifest at the beginning. Its commands need `env` and the shell lines of `setup`; `place` is the
+    absolute path of its root, if that means something to the agent; `git` tells whether it is a git repository.
     """
 
     sandbox: Sandbox
@@ -64,7 +64,7 @@ class Copy:
     async def shell(self, command: str, *, limits: Limits) -> tuple[int, str, bool]:
         """Run a command with bash in the root.
 
-        Returns its exit code, both outputs as one, and whether it ran out of time.
+        Returns its exit code, both outputs as one, and whether it timed out.
         """
         script = f"exec 2>&1\n{self.setup}\n{command}"
         done = await self.sandbox.exec(["bash", "-c", script], limits=limits, env=self.env)
@@ -72,7 +72,7 @@ class Copy:
         return done.exit_code, output, done.timed_out
 
     async def manifest(self) -> Manifest:
-        """Return the manifest as it is now. Raises ChangeError if the files cannot be listed, and SandboxError."""
+        """Return the present manifest. Raises ChangeError if the files cannot be listed, and SandboxError."""
         return await take_manifest(self.sandbox)
 
     async def change(self) -> Change:
@@ -94,7 +94,7 @@ class Copy:
             raise ChangeError(_TOO_LARGE)
         size = 0
         for path in changed:
-            if now[path][0] not in "fx" or not _plain(path):
+            if now[path][0] not in "fx" or not _is_below_root(path):
                 lost.append(path)
                 continue
             try:
@@ -110,24 +110,24 @@ class Copy:
         return Change(files=files, executable=executable, lost=tuple(sorted(lost)))
 
     async def size(self, path: str) -> int | None:
-        """Return the size of a file in bytes as it is now, None if there is no such file."""
+        """Return the present size of a file in bytes; None if there is no such file."""
         try:
             os.fsencode(path)
         except UnicodeEncodeError:
             return None
-        if not _plain(path):
+        if not _is_below_root(path):
             return None
         done = await self.sandbox.exec(["python3", "-I", "-S", "-c", _STAT, path], limits=_LIMITS)
         text = done.stdout.strip()
         return int(text) if done.exit_code == 0 and _is_size(text) else None
 
     async def _find_ignored(self, paths: list[str]) -> set[str]:
-        """Return the paths that git would not add, such as caches and builds; an empty set if there is no git."""
+        """Return the paths that git would not add, such as caches and builds; none if there is no git repository."""
         if not self.git:
             return set()
         found: set[str] = set()
         for first in range(0, len(paths), _BATCH):
-            batch = [path for path in paths[first : first + _BATCH] if _plain(path)]
+            batch = [path for path in paths[first : first + _BATCH] if _is_below_root(path)]
             done = await self.sandbox.exec(["bash", "-c", _IGNORED, "bash", *batch], limits=_LIMITS, env=GIT_ENV)
             check_ended(done, "git check-ignore")
             if done.exit_code == 0:
@@ -144,7 +144,7 @@ GIT_ENV: Mapping[str, str] = {
     "GIT_CONFIG_VALUE_0": "*",
     "GIT_CONFIG_NOSYSTEM": "1",
 }
-"""For git in a repository whose owner is another user."""
+"""Environment variables for git in a repository that belongs to another user."""
 
 
 async def take_manifest(sandbox: Sandbox) -> Manifest:
@@ -162,7 +162,7 @@ async def take_manifest(sandbox: Sandbox) -> Manifest:
 
 
 def check_ended(done: ExecResult, what: str) -> None:
-    """Raise SandboxError for a command that the clock or a kill ended, as a busy machine alone can cause that."""
+    """Raise SandboxError if a time limit or a kill ended the command, as a busy machine alone can cause that."""
     if done.timed_out:
         raise SandboxError(f"{what} did not end within {done.seconds:.0f} s; is the machine busy?")
     if done.exit_code == KILLED:
@@ -180,7 +180,7 @@ async def begin(
 ) -> Copy:
     """Return a copy that begins with what the sandbox holds now; if that fails, the sandbox is closed.
 
-    Raises TaskError if its image cannot be used.
+    Raises TaskError if the files cannot be listed with the image's Python, and SandboxError.
     """
     try:
         base = await take_manifest(sandbox)
@@ -194,7 +194,7 @@ async def begin(
 
 
 def _size(entry: str) -> int:
-    """Return the size in a manifest's entry, 0 if it has none."""
+    """Return the size in a manifest's entry; 0 if it has none."""
     size = entry[1:].partition(" ")[0]
     return int(size) if entry[0] in "fx" and _is_size(size) else 0
 
@@ -203,6 +203,6 @@ def _is_size(text: str) -> bool:
     return len(text) < 20 and text.isascii() and text.isdecimal()
 
 
-def _plain(path: str) -> bool:
-    """Return whether a manifest's path lies below the root: the agent may have forged it."""
+def _is_below_root(path: str) -> bool:
+    """Return whether a path of the manifest is below the root, since the agent may have forged it."""
     return bool(path) and not path.startswith("/") and "\0" not in path and ".." not in path.split("/")

@@ -1,4 +1,4 @@
-"""Write changed files as a diff in the form that git writes and `git apply` reads."""
+"""Write changed files as a diff, in the form that git writes and `git apply` reads."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from collections.abc import Callable, Collection, Sequence
 from turnstile.swe.grading.bench import Files
 
 MOST_LINES = 4000
-"""Lines from the first to the last that was changed, old and new together, that are compared one by one. The time that
-takes can grow with their square; of more, all old ones are replaced by all new ones."""
+"""Most lines between the first and the last change, old and new together, that are compared one by one. The time for
+that can grow with their square; of more lines, all old ones are replaced with all new ones."""
 _ENDLESS = "\\ No newline at end of file\n"
 
 
 def git_diff(files: Files, base: Callable[[str], bytes | None], executable: Collection[str] = ()) -> str:
     """Return the diff from `base` to `files`; "" if they do not differ.
 
-    `base` returns a file's bytes at the beginning, None if there was none. Files that are not UTF-8 text become binary
-    patches. `executable` are the new files that can be run.
+    `base` returns a file's bytes at the beginning, None if it did not exist. Files that are not UTF-8 text become
+    binary patches. `executable` are the new files that can be run.
     """
-    return "".join(_file(path, base(path), files[path], path in executable) for path in sorted(files))
+    return "".join(_file_diff(path, base(path), files[path], path in executable) for path in sorted(files))
 
 
-def _file(path: str, old: bytes | None, new: bytes | None, executable: bool) -> str:
+def _file_diff(path: str, old: bytes | None, new: bytes | None, executable: bool) -> str:
     if old == new:
         return ""
     before, after = quote_path(f"a/{path}"), quote_path(f"b/{path}")
@@ -37,7 +37,7 @@ def _file(path: str, old: bytes | None, new: bytes | None, executable: bool) -> 
         head += "deleted file mode 100644\n"
     texts = _text(old or b""), _text(new or b"")
     if texts[0] is None or texts[1] is None:
-        index = f"index {_blob(old)}..{_blob(new)}{'' if old is None or new is None else ' 100644'}\n"
+        index = f"index {_blob_id(old)}..{_blob_id(new)}{'' if old is None or new is None else ' 100644'}\n"
         return f"{head}{index}GIT binary patch\n{_literal(new or b'')}\n{_literal(old or b'')}\n"
     before = "/dev/null" if old is None else before
     after = "/dev/null" if new is None else after
@@ -60,7 +60,7 @@ def _text(data: bytes) -> str | None:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines, which end with a newline and nothing else, as in git."""
+    """Return the lines of a text, split at newlines only, as in git."""
     lines = text.split("\n")
     return [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
 
@@ -74,20 +74,21 @@ def _span(old: Sequence[str], new: Sequence[str]) -> int:
 
 
 def _extent(lines: Sequence[str]) -> str:
-    """Return the range of a whole file in a hunk's header."""
+    """Return the range of a whole file, as in a hunk's header."""
     return f"{min(len(lines), 1)},{len(lines)}"
 
 
-def _blob(data: bytes | None) -> str:
+def _blob_id(data: bytes | None) -> str:
     if data is None:
         return "0" * 40
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 def _literal(data: bytes) -> str:
-    """Encode a file as a git binary-patch literal.
+    """Encode a file as the literal of a git binary patch.
 
-    That is zlib, then base85, 52 bytes a line, each prefixed by its length character.
+    The data is compressed with zlib and encoded in base85, 52 bytes per line, with a character for the length before
+    each line.
     """
     packed = zlib.compress(data)
     lines = [f"literal {len(data)}\n"]
@@ -102,7 +103,7 @@ _ESCAPES = {ord('"'): '\\"', ord("\\"): "\\\\", ord("\n"): "\\n", ord("\t"): "\\
 
 
 def quote_path(path: str) -> str:
-    """Return a path as git writes it: quoted if it holds anything but plain ASCII."""
+    """Return a path as git writes it, quoted if it contains anything but plain ASCII."""
     data = path.encode("utf-8", "surrogateescape")
     if all(32 <= byte < 127 and byte not in _ESCAPES for byte in data):
         return path

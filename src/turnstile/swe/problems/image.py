@@ -1,7 +1,8 @@
-"""Prepare an instance's image: put its bug in, cut its history to one commit, hide its tests from the agent.
+"""Prepare an instance's image by adding its bug, cutting its history to one commit, and hiding its tests.
 
-The image that the agent starts from and the one that its change is graded in are two. Neither holds a commit other than
-the state that the task begins with, so that nothing later, least of all the repair, can be read from the repository.
+The image that the agent starts from need not be the one in which its change is graded. Neither holds a commit other
+than the state in which the task begins, so that nothing later, least of all the repair, can be read from the
+repository.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _CARRIED = ".turnstile-carried"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """The images that copies start from: `agent` in the repository's folder, `graded` in `/`.
+    """The images that copies start from, `agent` in the repository's folder and `graded` in `/`.
 
-    `git` tells whether it is a git repository.
+    `git` tells whether the folder is a git repository.
     """
 
     agent: Image
@@ -39,12 +40,12 @@ class Prepared:
 async def prepare_image(instance: Instance, sandboxes: Sandboxes) -> Prepared:
     """Prepare an instance's image; the images made from it last as long as `sandboxes`.
 
-    Raises TaskError if the image lacks what is needed, or its history cannot be cut; and SandboxError.
+    Raises TaskError if the image lacks something that is needed or its history cannot be cut, and SandboxError.
     """
     source = Image(name=instance.image, root=TOP)
     try:
         sandbox = await sandboxes.start(source)
-    except ConfigError as error:  # concerns this image only; others may be there
+    except ConfigError as error:  # only this image is affected; others may be available
         raise TaskError(f"instance {instance.id}: {error}") from None
     try:
         git = await _check(instance, sandbox)
@@ -80,7 +81,10 @@ command -v git >/dev/null && echo git || rm -rf .git
 
 
 async def _check(instance: Instance, sandbox: Sandbox) -> bool:
-    """Return whether the image holds a git repository and git. Raises TaskError if the image cannot be used."""
+    """Return whether the image holds a git repository and the program git.
+
+    Without the program, the repository's history is deleted. Raises TaskError if the image cannot be used.
+    """
     done = await run(instance, sandbox, _CHECK.format(workdir=shlex.quote(instance.workdir)), "it cannot be used")
     return done.stdout.strip() == "git"
 
@@ -95,9 +99,9 @@ async def _cut_history(instance: Instance, sandbox: Sandbox) -> None:
 
 
 async def apply_patch(instance: Instance, sandbox: Sandbox, patch: str, what: str, *, dry: bool = False) -> None:
-    """Apply a unified diff, if there is one, in the repository; if `dry`, only try it.
+    """Apply a unified diff in the repository, unless it is empty; if `dry`, only test whether it applies.
 
-    Raises TaskError naming `what` if it does not fit.
+    Raises TaskError naming `what` if it does not.
     """
     if not patch:
         return
@@ -112,7 +116,10 @@ async def apply_patch(instance: Instance, sandbox: Sandbox, patch: str, what: st
 
 
 async def carry(instance: Instance, sandbox: Sandbox, folder: Path, place: str) -> None:
-    """Copy a folder from this machine to an absolute place in the sandbox. Raises TaskError if it cannot be read."""
+    """Copy a folder from this machine to an absolute path in the sandbox.
+
+    Raises TaskError if the folder cannot be read or does not exist.
+    """
     try:
         files = await asyncio.to_thread(_contents, folder)
     except OSError as error:
@@ -129,7 +136,10 @@ def _contents(folder: Path) -> dict[str, bytes]:
 
 
 async def run(instance: Instance, sandbox: Sandbox, script: str, what: str) -> ExecResult:
-    """Run a script with bash. Raises TaskError naming `what` if it fails, SandboxError if it was ended from outside."""
+    """Run a script with bash, and return the result.
+
+    Raises TaskError naming `what` if it fails, and SandboxError if a time limit or a kill ended it.
+    """
     done = await sandbox.exec(["bash", "-c", script], limits=LIMITS, env=GIT_ENV)
     check_ended(done, f"instance {instance.id}, image {instance.image}: a command ({what})")
     if done.exit_code != 0:
@@ -140,5 +150,5 @@ async def run(instance: Instance, sandbox: Sandbox, script: str, what: str) -> E
 
 
 def inner(instance: Instance, path: str) -> str:
-    """Return a path of the repository as seen from `/`."""
+    """Convert a path in the repository to one relative to `/`."""
     return str(PurePosixPath(instance.workdir.lstrip("/")) / path)

@@ -1,4 +1,4 @@
-"""An instance as a problem: a repository in an image, graded in a fresh container of it."""
+"""An instance as a problem, which is a repository in an image and graded in a fresh container of it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from turnstile.swe.tree import can_change_tests, hides_a_library
 SETTINGS = frozenset(
     {"pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml"}
 )
-"""Where pytest looks for its settings, which can choose what counts as a test."""
+"""Files in which pytest looks for its settings, which can choose what counts as a test."""
 
 
 class InstanceProblem:
     """An `Instance`, tried in containers of its image (see `image.prepare_image`).
 
-    What the agent changed is graded, except tests, what lies beside them, pytest's settings, and modules in place of a
-    library; a file that the repair itself changes is graded too, unless it holds such settings.
+    The agent's changes are graded, except those to tests, to files beside them and to pytest's settings, and new
+    modules in place of a library. A file that the repair itself changes is graded too, unless it holds such settings.
     """
 
     def __init__(
@@ -124,14 +124,14 @@ class InstanceProblem:
             await copy.close()
 
     async def _prepare_image(self) -> Prepared:
-        """Return the prepared image, made on the first request, once for all who try the instance."""
+        """Return the prepared image, which the first request makes for all who try the instance."""
         prepared, _ = await self._images.get(self._digest, lambda: prepare_image(self._instance, self._sandboxes))
         return prepared
 
     async def _start(self, prepared: Prepared, image: Image) -> Sandbox:
-        """Start a sandbox of a prepared image. Raises SandboxError.
+        """Start a sandbox from a prepared image. Raises SandboxError if that fails.
 
-        An image that cannot be started is forgotten, so that the next request makes it again: it may have been lost
+        An image that cannot be started is forgotten, so that the next request makes it again. It may have been lost
         with the engine that kept it.
         """
         try:
@@ -162,7 +162,7 @@ class InstanceProblem:
                 self._known[path] = None
 
     async def _run(self, change: Change) -> Outcome:
-        """Run the tests in a fresh container with the change in it."""
+        """Return the outcome of the tests in a fresh container with the change in it."""
         instance = self._instance
         prepared = await self._prepare_image()
         sandbox = await self._start(prepared, prepared.graded)
@@ -176,7 +176,7 @@ class InstanceProblem:
                 await sandbox.exec(["chmod", "+x", "--", *(inner(instance, path) for path in change.executable)])
             try:
                 await apply_patch(instance, sandbox, instance.test_patch, TESTS)
-            except TaskError as error:  # it fits the image, so it is the change that is in its way
+            except TaskError as error:  # the patch fits the image, so the change is in its way
                 return Outcome(problem=f"the change is in the way of its tests: {error}")
             if not instance.log_parser:
                 await carry(instance, sandbox, self._folder / "tests", "/tests")
@@ -220,7 +220,7 @@ class InstanceProblem:
 
 
 def _reasons(failed: Sequence[str], outcome: Outcome) -> Iterator[str]:
-    """Yield why each of the tests failed, in a line; names are cut at a blank, as data sets do."""
+    """Yield why each of the tests failed, in one line; names cut at a blank, as in data sets, are found too."""
     messages, statuses = (
         {name.partition(" ")[0]: text for name, text in found.items()} | dict(found)
         for found in (outcome.messages, outcome.statuses)

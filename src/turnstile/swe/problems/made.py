@@ -1,4 +1,4 @@
-"""A generated task as a problem: a folder with a bug in it, graded by the package's own tests."""
+"""A generated task as a problem, which is a folder with a bug in it, graded by the package's own tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turnstile.swe.problems.copy import Change, Copy, begin
 
 
 class MadeProblem:
-    """A `Bug`. The copy has no history: it holds the package's files as in its source distribution, with the bug in."""
+    """A `Bug` as a problem. Its copy has no history and holds the source distribution with the bug in it."""
 
     def __init__(self, name: str, bug: Bug, package: Package, grader: CodeGrader) -> None:
         self.id = name
@@ -34,7 +34,7 @@ class MadeProblem:
     async def of(cls, name: str, bug: Bug, grader: CodeGrader) -> MadeProblem:
         """Return the problem of a bug.
 
-        Raises TaskError if the package cannot be had, is not the one the bug was made in, or can be read in the
+        Raises TaskError if the package cannot be fetched, is not the one the bug was made in, or can be read in the
         sandboxes without the bug.
         """
         package = await asyncio.to_thread(package_of, bug)

@@ -1,4 +1,4 @@
-"""Convert tasks to problems, in one place that knows both kinds and keeps what all episodes of a run share."""
+"""Convert tasks to problems, in one place that knows both kinds and keeps what the episodes of a run share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KEPT = 1024  # problems
 class Problems:
     """The problems of a run's tasks.
 
-    Images are prepared and verdicts remembered once for all episodes; `limits` apply to the test command of an
+    Images are prepared once and verdicts remembered for all episodes; `limits` apply to the test command of an
     instance.
     """
 
@@ -36,7 +36,10 @@ class Problems:
         self._known: OrderedDict[str, tuple[Task, Problem]] = OrderedDict()
 
     async def of(self, task: Task) -> Problem:
-        """Return a task's problem. Raises TaskError if the task is not of a repository, or what it needs is missing."""
+        """Return a task's problem.
+
+        Raises TaskError if the task is not a repository task, or something that it needs is missing.
+        """
         known = self._known.get(task.id)
         if known is not None and known[0] == task:
             self._known.move_to_end(task.id)
@@ -57,6 +60,6 @@ class Problems:
         return problem
 
     async def close(self) -> None:
-        """End the running preparations and gradings. The grader and the sandboxes are closed by their owners."""
+        """End the preparations and gradings under way. The grader and the sandboxes are left to their owners."""
         await self._outcomes.close()
         await self._images.close()
