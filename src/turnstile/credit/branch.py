@@ -37,7 +37,7 @@ def branch(
     return advantages
 
 
-def _shared_means(group: Group, values: F64, counted: Flags, learning: Flags) -> Advantages:
+def _shared_means(group: Group, values: F64, in_baseline: Flags, in_gradient: Flags) -> Advantages:
     shared = common(group)
     advantages: Advantages = []
     for i, trajectory in enumerate(group.trajectories):
@@ -45,12 +45,12 @@ def _shared_means(group: Group, values: F64, counted: Flags, learning: Flags) ->
         for t, turn in enumerate(trajectory.turns):
             n = len(turn.completion.token_ids)
             total, holders = np.zeros(n), np.zeros(n)
-            for j in np.flatnonzero(counted):
+            for j in np.flatnonzero(in_baseline):
                 until, token = shared[i][j]
                 held = n if until > t else token if until == t else 0
                 total[:held] += values[j]
                 holders[:held] += 1
             mean = np.where(holders > 0, total / np.maximum(holders, 1), values[i])
-            turns.append((mean if learning[i] else np.zeros(n)).astype(np.float32))
+            turns.append((mean if in_gradient[i] else np.zeros(n)).astype(np.float32))
         advantages.append(turns)
     return advantages

@@ -39,7 +39,7 @@ def is_cut(forests: Sequence[Batch], scope: Scope) -> bool:
 
 
 def solve(forests: Sequence[Batch], evaluate: Evaluate, measure: Measure) -> tuple[list[Batch], Evaluate]:
-    """Return the forests with their tokens' loss and its derivatives as extras, and the function that evaluates them."""
+    """Return forests with the loss of their tokens and its derivatives as extras, and the function that reads it."""
     with torch.no_grad():
         measured = [measure(forest) for forest in forests]
     logprobs, entropy = (torch.cat(parts).requires_grad_() for parts in zip(*measured, strict=True))
