@@ -1,4 +1,4 @@
-"""ARPO's advantage: tokens that branches share get the branches' mean advantage."""
+"""ARPO's advantage, which averages the branches' advantages on tokens that they share."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def branch(
     ddof: int = 1,
     eps: Eps = 1e-6,
 ) -> Advantages:
-    """Group-relative advantages; a token that several branches share gets their mean (ARPO, arXiv 2507.19849).
+    """A_n = mean of A_j over the trajectories j of the group that contain token n (ARPO, arXiv 2507.19849).
 
-    A_n = mean of A_j over the trajectories j that contain token n. A_j is the advantage of `grpo`; `Trajectory.parent`
-    says where a branch left its parent. This is the paper's hard estimate. Its soft estimate gives every branch its own
-    advantage on shared tokens too, which is `grpo` itself. The two are equal in a group without branches.
+    A_j is the advantage of `grpo`; `Trajectory.parent` says where a branch left its parent. This is the paper's hard
+    estimate. Its soft estimate gives every branch its own advantage on shared tokens too, which is `grpo` itself. The
+    two are equal in a group without branches.
 
     Statistics are float64 over trajectories in the baseline. Raises TrainingError if a reward is not finite.
     """
