@@ -78,7 +78,7 @@ def examine_padded(function: Function, *, seed: int = 0) -> dict[int, Finding]:
 
     def findings(part: int) -> dict[int, Finding]:
         one = functools.partial(PaddedEstimator, function, part=part)
-        return examine_estimator(one(), seed=seed, padded=one(pad=3), fallen=one(fallen=True))
+        return examine_estimator(one(), seed=seed, padded=one(pad=3), late_outcome=one(late_outcome=True))
 
     found = findings(0)
     try:
@@ -103,12 +103,12 @@ class PaddedEstimator:
         function: Function,
         *,
         pad: int = 0,
-        fallen: bool = False,
+        late_outcome: bool = False,
         part: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.function, self.roles = function, roles(function)
-        self.lay_out = functools.partial(lay_out, pad=pad, fallen=fallen, dtype=dtype)
+        self.lay_out = functools.partial(lay_out, pad=pad, late_outcome=late_outcome, dtype=dtype)
         self.part = part
 
     def __call__(self, groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], **knobs: Any) -> Advantages:
@@ -144,17 +144,17 @@ def lay_out(
     aux: Mapping[str, Any],
     *,
     pad: int = 0,
-    fallen: bool = False,
+    late_outcome: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[dict[str, Any], list[list[tuple[int, int]]]]:
     """Return the arrays by role, and the span of each turn in its row: [trajectory][turn] -> (begin, end).
 
-    `pad` columns of padding are added. With `fallen`, outcomes arrive late, on the last observed token.
+    `pad` columns of padding are added. With `late_outcome`, outcomes are on the last observed token.
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     places = [_turn_spans(trajectory) for trajectory in trajectories]
-    behind = [2 * len(trajectory.turns[-1].observation) for trajectory in trajectories]
-    ends = [turns[-1][1] + tokens for turns, tokens in zip(places, behind, strict=True)]
+    observed_after = [2 * len(trajectory.turns[-1].observation) for trajectory in trajectories]
+    ends = [turns[-1][1] + tokens for turns, tokens in zip(places, observed_after, strict=True)]
     shape = len(trajectories), max(ends) + pad
     rewards, mask, values = (torch.zeros(shape, dtype=dtype) for _ in range(3))
     critic = aux.get("values") or [[np.zeros(end - begin) for begin, end in turns] for turns in places]
@@ -166,7 +166,7 @@ def lay_out(
                 mask[row, begin:end] = 1
                 rewards[row, end - 1] += float(reward)
         if score.in_gradient:
-            rewards[row, (ends[row] if fallen else turns[-1][1]) - 1] += score.outcome_of()
+            rewards[row, (ends[row] if late_outcome else turns[-1][1]) - 1] += score.outcome_of()
     index = np.array([group.id for group in groups for _ in group.trajectories], dtype=object)
     return {"rewards": rewards, "mask": mask, "values": values, "index": index}, places
 

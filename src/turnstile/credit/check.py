@@ -47,12 +47,12 @@ def examine_estimator(
     aux: Mapping[str, Any] | None = None,
     seed: int = 0,
     padded: Estimator | None = None,
-    fallen: Estimator | None = None,
+    late_outcome: Estimator | None = None,
 ) -> dict[int, Finding]:
     """Return the finding for each invariant of an estimator whose knobs are bound.
 
     An adapter that lays tokens out as arrays passes two variants of the estimator: `padded` with more padding, and
-    `fallen` with the outcome on the observation after the last action. Raises AssertionError if the result is not
+    `late_outcome` with the outcome on the observation after the last action. Raises AssertionError if the result is not
     [trajectory][turn] -> f32[n], or not finite for ordinary input.
     """
     rng = np.random.default_rng(seed)
@@ -89,8 +89,8 @@ def examine_estimator(
     if padded is not None:
         wide = bound(padded)
         sides[3].insert(0, lambda: _describe_difference("with more padding", groups, plain, wide(groups, scores)))
-    if fallen is not None:
-        late = bound(fallen)
+    if late_outcome is not None:
+        late = bound(late_outcome)
         sides[5].append(lambda: _terminal(late, groups, scores, where=", on the observation after it"))
     return examine(sides)
 

@@ -84,7 +84,10 @@ def _attempt_controls(drawn: Drawn, true: Truth) -> list[F64]:
 
 
 def _cross_controls(drawn: Drawn, true: Truth) -> list[F64]:
-    """Return controls f64[N, D]: a quantity of each attempt, times the mean of another over the rest of its group."""
+    """Return controls that multiply a quantity of each attempt by the mean of another over the rest of its group.
+
+    Each is f64[N, D], minus its mean.
+    """
     world, pi = drawn.player.world, drawn.at
     value = world.turn_weights("value")
     result: list[F64] = []

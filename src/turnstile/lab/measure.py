@@ -110,9 +110,9 @@ def credit(subject: Subject, drawn: Drawn) -> tuple[F64, bool]:
 def measure(subject: Subject, bench: Bench, *, exact: bool | None = None) -> Figures:
     """Return the figures of `subject` on `bench`.
 
-    With `exact`, all outcomes of a group are enumerated instead of sampled. By default they are if there are at most
-    4,096, attempts do not branch, and the estimator treats groups separately and keeps no state. Raises TurnstileError
-    if it needs something that the lab does not have.
+    With `exact`, all outcomes of a group are enumerated instead of sampled. This is the default if there are at most
+    4,096 of them, attempts do not branch, and the estimator treats groups separately and keeps no state. Raises
+    TurnstileError if it needs something that the lab does not have.
     """
     values, remembers = credit(subject, bench.drawn)
     if exact is None:

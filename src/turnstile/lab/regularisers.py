@@ -72,8 +72,8 @@ def measure_regulariser(subject: LossSubject, bench: LossBench, *, whole: bool =
     """
     theta = torch.from_numpy(bench.theta).clone().requires_grad_()
     numbers = REGULARISERS[subject.name](log_policy(theta, torch.from_numpy(bench.world.node)), bench, subject.knobs)
-    came_by = visits(bench.world, bench.true.probabilities) if whole else bench.visits
-    (-(torch.from_numpy(came_by) * numbers).sum()).backward()
+    node_visits = visits(bench.world, bench.true.probabilities) if whole else bench.visits
+    (-(torch.from_numpy(node_visits) * numbers).sum()).backward()
     assert theta.grad is not None
     exact: F64 = theta.grad.numpy()
     if whole:

@@ -91,14 +91,14 @@ class Feedback(LogprobProvider):
         start = max(turn for turn in range(first + 1) if turn == 0 or trajectory.turns[turn].fresh)
         messages = messages_before(trajectory, start, hint=text)
         prompt = self._renderer.prompt(messages, trajectory.tools)
-        behind = len(row.token_ids) - len(trajectory.turns[start].context_ids)
-        length = len(prompt) + behind
+        rest_length = len(row.token_ids) - len(trajectory.turns[start].context_ids)
+        length = len(prompt) + rest_length
         if self._window and length > self._window:
             self._warn_once(length)
             return row
         return replace(
             row,
-            token_ids=np.concatenate([prompt, row.token_ids[len(row.token_ids) - behind :]]),
+            token_ids=np.concatenate([prompt, row.token_ids[len(row.token_ids) - rest_length :]]),
             loss_mask=_fit_right(row.loss_mask, length),
             logprobs=_fit_right(row.logprobs, length),
             advantages=_fit_right(row.advantages, length),

@@ -78,9 +78,7 @@ class ImplicitReward:
         plan = replace(learner.config, lr=lr, schedule=no_schedule, warmup=0, weight_decay=0.0)
         self._phi = Learner(model, parameters, plan)
         self._start = [parameter.detach().clone() for parameter in parameters] if reference == "start" else []
-        self._rows: list[
-            list[Row]
-        ] = []  # by trajectory, with reference log-probabilities; set by `predict` for `update`
+        self._rows: list[list[Row]] = []  # by trajectory, with the extra `ref_logprobs`; set by `predict` for `update`
 
     def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
         """Return {"implicit": [trajectory][turn] -> f32[n]}, with 0 in untrained turns."""

@@ -66,20 +66,20 @@ class ProgressEstimator:
         if seen is None or not len(seen.turns):
             return {}
         wanted = torch.from_numpy(np.asarray(self._targets(groups, scores, aux), np.float32))
-        spoke = torch.zeros(len(wanted), dtype=torch.bool)
-        spoke[seen.trajectory] = True
-        known = spoke & ~torch.isnan(wanted)
+        has_turns = torch.zeros(len(wanted), dtype=torch.bool)
+        has_turns[seen.trajectory] = True
+        known = has_turns & ~torch.isnan(wanted)
         if not known.any():
             return {}
         device = self._learner.model.device
-        owner, hoped, known = torch.from_numpy(seen.trajectory).to(device), wanted.to(device), known.to(device)
+        owner, target_sums, known = torch.from_numpy(seen.trajectory).to(device), wanted.to(device), known.to(device)
         metrics: dict[str, float] = {}
         for _ in range(self._epochs):
             self._optimizer.zero_grad(set_to_none=True)
             contributions = self._contributions(seen.after)
-            sums = torch.zeros_like(hoped).index_add(0, owner, contributions)
-            error = (sums - hoped)[known]
-            metrics = metrics or _metrics(contributions.detach(), error.detach(), hoped[known])
+            sums = torch.zeros_like(target_sums).index_add(0, owner, contributions)
+            error = (sums - target_sums)[known]
+            metrics = metrics or _metrics(contributions.detach(), error.detach(), target_sums[known])
             error.square().mean().backward()
             step_finite(self._optimizer, self._head, "the progress estimator")
         return metrics
@@ -98,8 +98,8 @@ class ProgressEstimator:
         self._optimizer.load_state_dict(state["optimizer"])
 
 
-def _metrics(contributions: Tensor, error: Tensor, hoped: Tensor) -> dict[str, float]:
-    spread = float(hoped.var(unbiased=False))
+def _metrics(contributions: Tensor, error: Tensor, target_sums: Tensor) -> dict[str, float]:
+    spread = float(target_sums.var(unbiased=False))
     return {
         "progress/loss": float(error.square().mean()),
         "progress/explained": 1.0 - float(error.var(unbiased=False)) / spread if spread > 0 else 0.0,

@@ -94,13 +94,13 @@ class UtteranceCritic:
         if not len(seen.turns):
             return {}
         predicted = np.concatenate(before["q"])[seen.turns]
-        hoped = np.concatenate(self._targets(groups, scores, before))[seen.turns]
-        known = torch.from_numpy(np.isfinite(hoped))
+        initial_targets = np.concatenate(self._targets(groups, scores, before))[seen.turns]
+        known = torch.from_numpy(np.isfinite(initial_targets))
         if not known.any():
             return {}
-        spread = float(np.nanvar(hoped))
+        spread = float(np.nanvar(initial_targets))
         metrics = {
-            "utterance/explained": 1.0 - float(np.nanvar(hoped - predicted)) / spread if spread > 0 else 0.0,
+            "utterance/explained": 1.0 - float(np.nanvar(initial_targets - predicted)) / spread if spread > 0 else 0.0,
             "utterance/q": float(predicted.mean()),
             "utterance/v": float(np.concatenate(before["v"])[seen.turns].mean()),
         }
