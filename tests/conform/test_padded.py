@@ -56,7 +56,7 @@ def test_arrays_lie_as_they_are_said_to() -> None:
     assert arrays["mask"].tolist() == [[1, 1, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0]]
     assert arrays["rewards"].tolist() == [[0, 0.5, 0, 0, 5.25, 0, 0, 0], [-1, 0, 0, 0, 0, 0, 0, 0]]
     assert arrays["index"].tolist() == ["g", "g"]
-    late, _ = lay_out([group], scores, {}, fallen=True)
+    late, _ = lay_out([group], scores, {}, late_outcome=True)
     assert late["rewards"].tolist() == [[0, 0.5, 0, 0, 0.25, 0, 5], [0, 0, -1, 0, 0, 0, 0]]
     values, _ = lay_out([group], scores, {"values": sample_values([group])})
     assert values["values"][0, 2:4].tolist() == [0.5, 0.5]

@@ -80,4 +80,4 @@ def test_the_published_signature_of_gated_and_direct_accumulation() -> None:
     assert by["direct"].total[1] > by["direct"].total[0] + 0.5
     assert by["direct"].outcome[1] < by["direct"].outcome[0] - 0.1
     assert by["gated"].outcome[1] > by["gated"].outcome[0] + 0.3
-    assert all(all(each.published) for each in found)
+    assert all(all(each.matches_paper) for each in found)

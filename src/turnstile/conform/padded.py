@@ -1,8 +1,8 @@
-"""Padded arrays, as most frameworks have them: [B, L] with a mask, one row an attempt, padded on the right.
+"""Padded arrays, as most frameworks use them: [B, L] with a mask, one row per attempt, padded on the right.
 
 A row holds an attempt's tokens from its first action on: actions, the observations between them (masked), two or more
-tokens observed after the last action (masked), padding (masked). A step's reward is on the last token of its turn, the
-outcome on the last action, or, if it arrives late, on the last observed token.
+tokens observed after the last action (masked), and padding (masked). A step reward is on the last token of its turn.
+The outcome is on the last action token or, if it arrives late, on the last observed token.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "predictions": ("vpreds", "new_values"),
     "returns": ("returns", "value_targets"),
 }
-"""What an array is -> what a function may call its parameter. All are f32 or f64[B, L] but `index`, an array of [B]
-names of groups."""
+"""Role of an array -> the parameter names by which it is recognised. All arrays are f32 or f64[B, L], except `index`,
+which holds the names of groups, [B]."""
 
 Function: TypeAlias = Callable[..., Any]
 VALUE_AT_OBSERVATION = 0.5
-"""A critic's value at a token that was not sampled."""
+"""The critic's value at observed tokens."""
 
 
 def roles(function: Function) -> dict[str, str]:
-    """Return the array for each parameter: parameter -> its role. Bound knobs are left as they are.
+    """Return the role of each parameter that takes an array: parameter -> a key of `NAMES`. Bound knobs are left out.
 
-    Raises ConfigError for a parameter without a default and a known name.
+    Raises ConfigError if a parameter has neither a known name nor a default.
     """
     parameters = inspect.signature(function).parameters
     bound = function.keywords if isinstance(function, functools.partial) else {}
     known = {name: role for role, names in NAMES.items() for name in names}
     found = {name: known[name] for name in parameters if name in known and name not in bound}
-    if "old_values" in found and "values" in found:  # then these are a critic's new ones
+    if "old_values" in found and "values" in found:  # then `values` are a critic's new ones
         found["values"] = "predictions"
     open_kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     for name, parameter in parameters.items():
@@ -71,14 +71,14 @@ def label(function: Function) -> str:
 
 
 def examine_padded(function: Function, *, seed: int = 0) -> dict[int, Finding]:
-    """Return the finding for every invariant of a function from padded rewards to advantages [B, L].
+    """Return the finding for each invariant of a function from padded rewards to advantages [B, L].
 
-    If it returns advantages and returns, the returns are checked for the invariants 1, 2, 3 and 5 as well.
+    If the function returns advantages and returns, the returns are checked against invariants 1, 2, 3 and 5 as well.
     """
 
     def findings(part: int) -> dict[int, Finding]:
         one = functools.partial(PaddedEstimator, function, part=part)
-        return examine_estimator(one(), seed=seed, padded=one(pad=3), fallen=one(fallen=True))
+        return examine_estimator(one(), seed=seed, padded=one(pad=3), late_outcome=one(late_outcome=True))
 
     found = findings(0)
     try:
@@ -92,10 +92,10 @@ def examine_padded(function: Function, *, seed: int = 0) -> dict[int, Finding]:
 
 
 class PaddedEstimator:
-    """A function on padded arrays as an estimator.
+    """An estimator that calls a function on padded arrays.
 
     A failed attempt becomes a row of masked tokens without a reward, which is all that padded arrays can express.
-    `part` is the index of the array in the result: 0 the advantages, 1 the returns.
+    `part` is the index of the array to take from the result: 0 for the advantages, 1 for the returns.
     """
 
     def __init__(
@@ -103,12 +103,12 @@ class PaddedEstimator:
         function: Function,
         *,
         pad: int = 0,
-        fallen: bool = False,
+        late_outcome: bool = False,
         part: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.function, self.roles = function, roles(function)
-        self.lay_out = functools.partial(lay_out, pad=pad, fallen=fallen, dtype=dtype)
+        self.lay_out = functools.partial(lay_out, pad=pad, late_outcome=late_outcome, dtype=dtype)
         self.part = part
 
     def __call__(self, groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], **knobs: Any) -> Advantages:
@@ -124,7 +124,7 @@ class PaddedEstimator:
         return [[values[row, begin:end] for begin, end in turns] for row, turns in enumerate(places)]
 
     def _array(self, result: Any, mask: Tensor) -> F32:
-        """Return the selected array of the result, zero where masked, as a loss uses it."""
+        """Return the selected array of the result, f32[B, L], with 0 where masked, as a loss sees it."""
         parts = result if isinstance(result, tuple | list) else (result,)
         if self.part and (self.part >= len(parts) or getattr(parts[self.part], "shape", ()) != mask.shape):
             raise DoesNotApply("it gives no returns")
@@ -144,14 +144,17 @@ def lay_out(
     aux: Mapping[str, Any],
     *,
     pad: int = 0,
-    fallen: bool = False,
+    late_outcome: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[dict[str, Any], list[list[tuple[int, int]]]]:
-    """Return the arrays by role, and the position of each turn in its row: [trajectory][turn] -> (begin, end)."""
+    """Return the arrays by role, and the span of each turn in its row: [trajectory][turn] -> (begin, end).
+
+    `pad` columns of padding are added. With `late_outcome`, outcomes are on the last observed token.
+    """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    places = [_places(trajectory) for trajectory in trajectories]
-    behind = [2 * len(trajectory.turns[-1].observation) for trajectory in trajectories]
-    ends = [turns[-1][1] + tokens for turns, tokens in zip(places, behind, strict=True)]
+    places = [_turn_spans(trajectory) for trajectory in trajectories]
+    observed_after = [2 * len(trajectory.turns[-1].observation) for trajectory in trajectories]
+    ends = [turns[-1][1] + tokens for turns, tokens in zip(places, observed_after, strict=True)]
     shape = len(trajectories), max(ends) + pad
     rewards, mask, values = (torch.zeros(shape, dtype=dtype) for _ in range(3))
     critic = aux.get("values") or [[np.zeros(end - begin) for begin, end in turns] for turns in places]
@@ -163,15 +166,15 @@ def lay_out(
                 mask[row, begin:end] = 1
                 rewards[row, end - 1] += float(reward)
         if score.in_gradient:
-            rewards[row, (ends[row] if fallen else turns[-1][1]) - 1] += score.outcome_of()
+            rewards[row, (ends[row] if late_outcome else turns[-1][1]) - 1] += score.outcome_of()
     index = np.array([group.id for group in groups for _ in group.trajectories], dtype=object)
     return {"rewards": rewards, "mask": mask, "values": values, "index": index}, places
 
 
-def _places(trajectory: Trajectory) -> list[tuple[int, int]]:
+def _turn_spans(trajectory: Trajectory) -> list[tuple[int, int]]:
     found, at = [], 0
     for k, turn in enumerate(trajectory.turns):
-        at += len(turn.context_ids) if k else 0  # what stands before the first action is the prompt
+        at += len(turn.context_ids) if k else 0  # the prompt is left out
         found.append((at, at + len(turn.completion.token_ids)))
         at = found[-1][1]
     return found

@@ -1,7 +1,7 @@
-"""Losses on padded arrays: the gradient of a scalar by each log-probability (or value) against the invariants.
+"""Losses on padded arrays: their gradients with respect to log-probabilities (or values) against the invariants.
 
-A scalar has its own token weights, which a caller cannot undo. So the gradients of action tokens are compared, and
-parts of a batch may be combined by their rows, their tokens, or unweighted.
+A scalar loss has its own token weights, which a caller cannot undo. So the gradients at action tokens are compared, and
+parts of a batch may be combined by their numbers of rows, by their numbers of tokens, or unweighted.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from turnstile.credit.stats import F64
 from turnstile.errors import ConfigError
 
 TURNS = ((3, 2), (2, 4), (1, 3, 2), (4,))
-"""The tokens of each turn of each row of the sample."""
+"""The number of tokens in each turn of each row of the sample."""
 _SPREAD = {"logprobs": 0.4, "old": 0.0, "reference": 0.2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """Attempts as a padded loss sees them. Arrays are [row][turn] -> f64[n], by role."""
+    """The attempts of a sample batch. Arrays are [row][turn] -> f64[n], by role."""
 
     arrays: Mapping[str, list[list[F64]]]
     gap: int = 2  # observed tokens after each turn
     pad: int = 1
-    failed: int = 0  # rows of nothing but masked tokens, behind the others
-    apart: bool = False  # whether old and new log-probabilities of masked tokens are as far apart as they get
+    failed: int = 0  # fully masked rows after the others
+    apart: bool = False  # whether old and new log-probabilities of masked tokens are very far apart
 
     @property
     def shape(self) -> list[list[int]]:
@@ -40,7 +40,7 @@ class Rows:
 
 
 def sample_rows(seed: int = 0) -> Rows:
-    """Return four attempts of two groups, of one to three turns."""
+    """Return four random attempts, two per group, with one to three turns each."""
     rng = np.random.default_rng(seed)
     names = ("logprobs", "old", "reference", "advantages", "values", "predictions", "returns")
     arrays: dict[str, list[list[F64]]] = {name: [] for name in names}
@@ -54,9 +54,10 @@ def sample_rows(seed: int = 0) -> Rows:
 
 
 def examine_padded_loss(function: Function, *, seed: int = 0) -> dict[int, Finding]:
-    """Return the finding for every invariant of a function from padded log-probabilities (or values) and a mask.
+    """Return the finding for each invariant of a function from padded log-probabilities (or values) and a mask.
 
-    The function returns a scalar, or [B, L] whose masked sum is taken. Raises ConfigError if there is no gradient.
+    The function returns a scalar, or an array [B, L], whose masked sum is taken. Raises ConfigError if it has no
+    gradient.
     """
     wanted = roles(function)
     by = next((role for role in ("logprobs", "predictions") if role in wanted.values()), None)
@@ -72,15 +73,21 @@ def examine_padded_loss(function: Function, *, seed: int = 0) -> dict[int, Findi
         raise AssertionError("its gradient is not finite, of finite log-probabilities")
     return examine(
         {
-            1: [lambda: _differ("with three more observed tokens between turns", plain, look(replace(rows, gap=5)))],
+            1: [
+                lambda: _describe_difference(
+                    "with three more observed tokens between turns", plain, look(replace(rows, gap=5))
+                )
+            ],
             2: [lambda: _permutation(look, rows)],
             3: [
-                lambda: _differ("with three more columns of padding", plain, look(replace(rows, pad=4))),
+                lambda: _describe_difference("with three more columns of padding", plain, look(replace(rows, pad=4))),
                 lambda: _splitting(look, rows),
             ],
             4: [
                 lambda: _masked(look(replace(rows, apart=True))),
-                lambda: _differ("beside an attempt that failed, all masked", plain, look(replace(rows, failed=1))),
+                lambda: _describe_difference(
+                    "beside an attempt that failed, all masked", plain, look(replace(rows, failed=1))
+                ),
             ],
             5: [_sees_no_rewards],
             6: [_sees_no_rewards],
@@ -91,7 +98,7 @@ def examine_padded_loss(function: Function, *, seed: int = 0) -> dict[int, Findi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slopes:
-    """The gradient of a loss: by every action token, [row][turn] -> f64[n], and by every masked one, f64[m]."""
+    """The gradient of a loss at action tokens, [row][turn] -> f64[n], and at masked tokens, f64[m]."""
 
     actions: list[list[F64]]
     masked: F64
@@ -101,7 +108,10 @@ Look = Callable[[Rows], Slopes]
 
 
 def slopes(function: Function, wanted: Mapping[str, str], by: str, rows: Rows) -> Slopes:
-    """Return the gradient of the loss of `rows` by what `by` names."""
+    """Return the gradient of the loss on `rows` with respect to the array with role `by`.
+
+    `wanted` maps each parameter of the function to its role. Raises ConfigError if the result has no gradient.
+    """
     arrays, places = pad_rows(rows)
     leaf = arrays[by].requires_grad_()
     mask = arrays["mask"]
@@ -117,12 +127,12 @@ def slopes(function: Function, wanted: Mapping[str, str], by: str, rows: Rows) -
 
 
 def pad_rows(rows: Rows) -> tuple[dict[str, Any], list[list[tuple[int, int]]]]:
-    """Return the tensors f64[B, L] of `rows`, and the position of each turn in its row."""
+    """Return the tensors f64[B, L] of `rows` and their group index by role, and the span of each turn in its row."""
     shape = rows.shape
     length = max(sum(turns) + rows.gap * len(turns) for turns in shape) + rows.pad
     size = len(shape) + rows.failed, length
     rng = np.random.default_rng(1)
-    tensors = {name: torch.from_numpy(rng.normal(size=size)) for name in rows.arrays}  # what is masked is anything
+    tensors = {name: torch.from_numpy(rng.normal(size=size)) for name in rows.arrays}  # masked entries are random
     for name in _SPREAD:
         tensors[name] = -1 - torch.from_numpy(rng.random(size=size))
     if rows.apart:
@@ -143,20 +153,23 @@ def pad_rows(rows: Rows) -> tuple[dict[str, Any], list[list[tuple[int, int]]]]:
     return {**tensors, "index": index}, places
 
 
-def _take(rows: Rows, which: Sequence[int]) -> Rows:
+def _select_rows(rows: Rows, which: Sequence[int]) -> Rows:
     return replace(rows, arrays={name: [values[r] for r in which] for name, values in rows.arrays.items()})
 
 
 def _permutation(look: Look, rows: Rows) -> str | None:
     order = [2, 0, 3, 1]
     expected = look(rows)
-    moved = look(_take(rows, order))
+    moved = look(_select_rows(rows, order))
     back = [moved.actions[order.index(r)] for r in range(len(order))]
-    return _differ("with the rows in another order", expected, replace(moved, actions=back))
+    return _describe_difference("with the rows in another order", expected, replace(moved, actions=back))
 
 
 def _splitting(look: Look, rows: Rows) -> str | None:
-    """Split into two micro-batches, combined in the way that comes nearest to the whole batch."""
+    """Return how two micro-batches differ from the whole batch, or None if they do not.
+
+    They are combined in the way that comes closest to it.
+    """
     plain, halves = look(rows), ([0], [1, 2, 3])
     tokens = [sum(turns) for turns in rows.shape]
     ways = {
@@ -166,16 +179,17 @@ def _splitting(look: Look, rows: Rows) -> str | None:
     }
     found: list[tuple[float, str | None]] = []
     for way, shares in ways.items():
-        parts = [look(_take(rows, half)).actions for half in halves]
+        parts = [look(_select_rows(rows, half)).actions for half in halves]
         actions = [[share * turn for turn in row] for share, part in zip(shares, parts, strict=True) for row in part]
         whole = Slopes(actions=actions, masked=plain.masked)
-        found.append((_gap(plain, whole), _differ(f"as micro-batches of 1 and 3 rows, {way}", plain, whole)))
+        difference = _describe_difference(f"as micro-batches of 1 and 3 rows, {way}", plain, whole)
+        found.append((_gap(plain, whole), difference))
     return min(found, key=lambda one: one[0])[1]
 
 
 def _masked(found: Slopes) -> str | None:
     if found.masked.any():
-        return f"a masked token, whose log-probabilities lie far apart, has the gradient {_first(found.masked):.3g}"
+        return f"a masked token, whose log-probabilities lie far apart, has the gradient {_nonzero(found.masked):.3g}"
     if not all(np.isfinite(turn).all() for row in found.actions for turn in row):
         return "beside masked tokens whose log-probabilities lie far apart, a gradient is not finite"
     return None
@@ -189,11 +203,11 @@ def _no_advantage(look: Look, rows: Rows, takes_advantages: bool) -> str | None:
     for row in found.actions:
         for turn in row:
             if turn.any():
-                return f"where every advantage is 0, a token has the gradient {_first(turn):.3g}"
+                return f"where every advantage is 0, a token has the gradient {_nonzero(turn):.3g}"
     return None
 
 
-def _first(values: F64) -> float:
+def _nonzero(values: F64) -> float:
     return float(values[values != 0][0])
 
 
@@ -207,7 +221,7 @@ def _gap(expected: Slopes, actual: Slopes) -> float:
     return float(np.nan_to_num(max(gaps), nan=np.inf))
 
 
-def _differ(what: str, expected: Slopes, actual: Slopes) -> str | None:
+def _describe_difference(what: str, expected: Slopes, actual: Slopes) -> str | None:
     worst, seen = 0.0, None
     for r, row in enumerate(expected.actions):
         for k, turn in enumerate(row):

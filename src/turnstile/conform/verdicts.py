@@ -1,4 +1,4 @@
-"""One function against the seven invariants: which hold, which are broken, which are declared not to hold."""
+"""Verdicts on a function's seven invariants: each holds, is broken, is declared broken, or does not apply."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ GIVEN: Mapping[Form, tuple[str, ...]] = {
     "loss_multiplier": ("batch",),
     "padded": tuple(name for names in NAMES.values() for name in names),
 }
-"""The parameters that are passed, and so are not knobs."""
+"""The parameters of each form that are not knobs."""
 ROOMS: Mapping[str, Form] = {"credit": "estimator", "loss": "loss", "loss_multiplier": "loss_multiplier"}
-"""The rooms of our own kinds, and their form."""
+"""The tables of built-in kinds, and the form of their functions."""
 
 Standing = Literal["holds", "broken", "declared", "does not apply"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """The result for one invariant, and a note: the counterexample, the declared reason, or why it does not apply."""
+    """The result for one invariant. `note` is the counterexample, the declared reason, or why it does not apply."""
 
     number: int
     standing: Standing
@@ -56,7 +56,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """A function with its knobs bound, its form, and the invariants that it declares not to keep."""
+    """A function with its knobs bound, its form, and the invariants it declares broken: number -> reason."""
 
     name: str
     form: Form
@@ -65,7 +65,7 @@ class Subject:
 
 
 def form_of(name: str, function: Callable[..., Any]) -> Form:
-    """Return the form of a function, by the names of its parameters. Raises ConfigError if they match none."""
+    """Return the form of a function, judged by its parameter names. Raises ConfigError if they match no form."""
     parameters = set(inspect.signature(function).parameters)
     if {"groups", "scores"} <= parameters:
         return "estimator"
@@ -83,7 +83,7 @@ def form_of(name: str, function: Callable[..., Any]) -> Form:
 def conform(subject: Subject, *, seed: int = 0) -> list[Verdict]:
     """Return the verdict on each invariant.
 
-    Raises ConfigError if the function cannot be called in its form, or if it returns non-finite values or another shape
+    Raises ConfigError if the function cannot be called in its form, or if it returns non-finite values or a wrong shape
     for ordinary input.
     """
     try:
@@ -92,22 +92,22 @@ def conform(subject: Subject, *, seed: int = 0) -> list[Verdict]:
     except TurnstileError:
         raise
     except (AssertionError, DoesNotApply) as error:
-        why = str(error) or f"an assertion of its own failed ({_where(error)})"
+        why = str(error) or f"an assertion of its own failed ({_location(error)})"
         raise ConfigError(f"{subject.name} cannot be held to the invariants: {why}") from error
     except Exception as error:
         raise ConfigError(
-            f"{subject.name} raised {type(error).__name__}: {error} ({_where(error)}); "
-            f"as {_article(subject.form)} it is called as {SHAPES[subject.form]}"
+            f"{subject.name} raised {type(error).__name__}: {error} ({_location(error)}); "
+            f"as {_with_article(subject.form)} it is called as {SHAPES[subject.form]}"
         ) from error
     return [_verdict(number, finding, subject.exempt.get(number)) for number, finding in findings.items()]
 
 
-def _where(error: Exception) -> str:
+def _location(error: Exception) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{Path(last.filename).name}, line {last.lineno}"
 
 
-def _article(form: Form) -> str:
+def _with_article(form: Form) -> str:
     return {"estimator": "an estimator", "padded": "a padded function"}.get(form, f"a {form}")
 
 
@@ -137,10 +137,10 @@ def _verdict(number: int, finding: Finding, reason: str | None) -> Verdict:
 
 
 def ours() -> list[Subject]:
-    """Return every estimator, loss and loss multiplier of the tables, with each set of knobs that it declares."""
+    """Return every built-in estimator, loss and loss multiplier, with each set of knobs that it declares."""
     return [
         Subject(
-            name=_name(f"{room}:{each.kind}", each.knobs),
+            name=_full_name(f"{room}:{each.kind}", each.knobs),
             form=form,
             function=functools.partial(resolve(room, each.kind), **each.knobs),
             exempt=each.exempt,
@@ -150,5 +150,5 @@ def ours() -> list[Subject]:
     ]
 
 
-def _name(name: str, knobs: Mapping[str, Any]) -> str:
+def _full_name(name: str, knobs: Mapping[str, Any]) -> str:
     return " ".join([name, *(f"{knob}={value}" for knob, value in knobs.items())])

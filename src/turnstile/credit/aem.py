@@ -1,4 +1,4 @@
-"""AEM's advantage: turns on which the policy was confident get more weight."""
+"""AEM's advantage, which gives more weight to turns on which the policy was confident."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def aem(
     fail. A confident turn of a successful attempt is pushed up harder, which sharpens the policy once most attempts
     succeed.
 
-    Summaries of the paper describe a measure by turn, normalised by length and within the group, and a factor on the
+    Summaries of the paper describe a turn-level measure, normalised by length and within the group, and a factor on the
     advantage. The form of w, and that it falls with U, are our reading of the paper's analysis, not checked against its
     formula. EMPG (`empg` with `zeta = 0`) does the same over the step and then centres the result.
 

@@ -1,7 +1,7 @@
-"""The interface of advantage estimators, and `estimate`, the only place that calls them.
+"""The interface of advantage estimators, and `estimate`, the only function that calls them.
 
 An estimator receives all groups of a step, because batch baselines need them. It returns arrays and never modifies its
-inputs. What it remembers between steps (moving baselines) is its `state`, which checkpoints store.
+inputs. What it keeps between steps (moving averages, for example) is its `state`, which checkpoints store.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ Scores = Sequence[Sequence[Score]]
 """[group][trajectory]"""
 
 Estimator = Callable[..., Any]
-"""(groups, scores, **knobs) -> advantages. One that names a parameter `aux` is given the arrays of its learned part by
-name (values, implicit rewards); one that names `state` what it returned last, and returns (advantages, state).
+"""(groups, scores, **knobs) -> advantages. An estimator with a parameter `aux` receives the arrays of its learned part
+by name (values, implicit rewards). One with a parameter `state` receives the state that it returned last, and returns
+(advantages, state).
 
-A trajectory whose score is out of the baseline takes no part in any statistic; one out of the gradient gets zeros.
+A trajectory that is not in the baseline takes no part in any statistic; one that is not in the gradient gets zeros.
 """
 SHAPE = "(groups, scores, **knobs) -> [trajectory][turn] of f32[n], or with a parameter `state` (advantages, state)"
 GIVEN = ("groups", "scores", "aux", "state")
-"""The parameters that an estimator is given, and so are not knobs."""
+"""The parameters of an estimator that are not knobs."""
 
 
 def estimate(
     estimator: Estimator, groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], state: State
 ) -> tuple[Advantages, State]:
-    """Call an estimator with the arguments that it names; return its advantages and the state for the next step.
+    """Return the advantages of an estimator, called with the arguments that it names, and the state for the next step.
 
     Raises ShapeError if it cannot be called this way, or if it returns something else.
     """
@@ -62,18 +63,18 @@ def _misshapen(estimator: Estimator, what: str) -> ShapeError:
 
 
 Targets = Callable[..., Any]
-"""(groups, scores, aux, **knobs) -> what a critic is to learn, NaN where nothing: at each sampled token
-[trajectory][turn] -> f32[n], at each turn [trajectory] -> f64[K], or of each trajectory f64[trajectories]."""
+"""(groups, scores, aux, **knobs) -> the targets that a critic learns, with NaN for no target: of sampled tokens,
+[trajectory][turn] -> f32[n]; of turns, [trajectory] -> f64[K]; or of trajectories, f64[trajectories]."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def learned(section: str, path: str, targets: Targets | None = None) -> Callable[[_Function], _Function]:
-    """Declare the part that supplies an estimator's `aux` and learns beside the policy.
+    """Declare the part of a run that supplies an estimator's `aux` and learns beside the policy.
 
-    `path` is the part's class as a string, `module:Class`, because nothing here loads torch. The class is an
-    `AuxiliaryModel` (trainer/critic.py); its keyword arguments are the keys of `[credit.SECTION]`. `targets` computes
-    what the part learns.
+    `path` names the part's class as `module:Class`; it is a string because this package does not load torch. The class
+    is an `AuxiliaryModel` (trainer/critic.py), whose keyword arguments are the keys of `[credit.SECTION]`. `targets`
+    computes what the part learns.
     """
 
     def mark(function: _Function) -> _Function:
@@ -96,7 +97,7 @@ def targets_of(estimator: Estimator) -> Targets | None:
 
 
 def reads(knob: str) -> Callable[[_Function], _Function]:
-    """Declare that an estimator compares turns by the signal that its knob `knob` names; `unread` checks it."""
+    """Declare that an estimator compares turns by the signal named in its knob `knob`, which `unread` checks."""
 
     def mark(function: _Function) -> _Function:
         cast(Any, function).reads = knob
@@ -106,15 +107,15 @@ def reads(knob: str) -> Callable[[_Function], _Function]:
 
 
 def signal_name(turn: Turn, signal: str) -> str:
-    """Return a turn's signal as a string; "" if it is missing or False. 0 is a valid name."""
+    """Return a turn's signal as a string, or "" if it is missing or False. 0 counts as a name."""
     value = turn.signals.get(signal)
     return "" if value is None or value is False else str(value)
 
 
 def unread(estimator: Estimator, groups: Sequence[Group]) -> str | None:
-    """Return a warning if an estimator compares turns by a signal that no turn of these groups has, else None.
+    """Return a warning if an estimator compares turns by a signal that no turn of the groups has, else None.
 
-    That part of the estimator then has no effect. Its knobs may be bound.
+    That part of the estimator then has no effect. The estimator's knobs may be bound.
     """
     inner = unbound(estimator)
     knob: str | None = getattr(inner, "reads", None)
@@ -135,11 +136,11 @@ def unread(estimator: Estimator, groups: Sequence[Group]) -> str | None:
 
 
 EQUAL = 1e-8
-"""A range of values below this counts as all equal, and gives exactly zero."""
+"""Values whose range is below this count as equal, and give exactly zero."""
 
 
 def to_tokens(group: Group, per_trajectory: Sequence[float]) -> Advantages:
-    """Return one advantage per trajectory, repeated for each of its sampled tokens."""
+    """Return the advantages of one group: each trajectory's value, repeated for each of its sampled tokens."""
     return [
         [np.full(len(turn.completion.token_ids), value, dtype=np.float32) for turn in trajectory.turns]
         for trajectory, value in zip(group.trajectories, per_trajectory, strict=True)

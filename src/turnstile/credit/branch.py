@@ -1,4 +1,4 @@
-"""ARPO's advantage: tokens that branches share get the branches' mean advantage."""
+"""ARPO's advantage, which averages the branches' advantages on tokens that they share."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def branch(
     ddof: int = 1,
     eps: Eps = 1e-6,
 ) -> Advantages:
-    """Group-relative advantages; a token that several branches share gets their mean (ARPO, arXiv 2507.19849).
+    """A_n = mean of A_j over the trajectories j of the group that contain token n (ARPO, arXiv 2507.19849).
 
-    A_n = mean of A_j over the trajectories j that contain token n. A_j is the advantage of `grpo`; `Trajectory.parent`
-    says where a branch left its parent. This is the paper's hard estimate. Its soft estimate gives every branch its own
-    advantage on shared tokens too, which is `grpo` itself. The two are equal in a group without branches.
+    A_j is the advantage of `grpo`; `Trajectory.parent` says where a branch left its parent. This is the paper's hard
+    estimate. Its soft estimate gives every branch its own advantage on shared tokens too, which is `grpo` itself. The
+    two are equal in a group without branches.
 
     Statistics are float64 over trajectories in the baseline. Raises TrainingError if a reward is not finite.
     """
@@ -37,7 +37,7 @@ def branch(
     return advantages
 
 
-def _shared_means(group: Group, values: F64, counted: Flags, learning: Flags) -> Advantages:
+def _shared_means(group: Group, values: F64, in_baseline: Flags, in_gradient: Flags) -> Advantages:
     shared = common(group)
     advantages: Advantages = []
     for i, trajectory in enumerate(group.trajectories):
@@ -45,12 +45,12 @@ def _shared_means(group: Group, values: F64, counted: Flags, learning: Flags) ->
         for t, turn in enumerate(trajectory.turns):
             n = len(turn.completion.token_ids)
             total, holders = np.zeros(n), np.zeros(n)
-            for j in np.flatnonzero(counted):
+            for j in np.flatnonzero(in_baseline):
                 until, token = shared[i][j]
                 held = n if until > t else token if until == t else 0
                 total[:held] += values[j]
                 holders[:held] += 1
             mean = np.where(holders > 0, total / np.maximum(holders, 1), values[i])
-            turns.append((mean if learning[i] else np.zeros(n)).astype(np.float32))
+            turns.append((mean if in_gradient[i] else np.zeros(n)).astype(np.float32))
         advantages.append(turns)
     return advantages

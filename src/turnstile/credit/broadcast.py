@@ -1,4 +1,4 @@
-"""Flow-GRPO's advantage: every turn is a sample with the outcome of its trajectory."""
+"""Flow-GRPO's advantage, which treats each turn as a sample with its trajectory's outcome."""
 
 from __future__ import annotations
 

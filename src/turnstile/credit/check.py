@@ -28,7 +28,7 @@ from turnstile.credit.samples import (
 from turnstile.types import F32, Group, Score, Stop, Trajectory
 
 DECLARED = declarations("credit")
-"""Every kind of the table with the knobs that it declares, and the invariants that cannot hold then."""
+"""Every kind of the table with the knobs that it declares, and the invariants that cannot hold with them."""
 
 
 def check_estimator(
@@ -36,7 +36,7 @@ def check_estimator(
 ) -> dict[int, str]:
     """Return the invariants that an estimator breaks: number -> a counterexample.
 
-    Inputs are read-only arrays, so an estimator that writes into them raises. Takes milliseconds.
+    The inputs are read-only arrays, so an estimator that writes to them raises. The check takes milliseconds.
     """
     return broken(examine_estimator(functools.partial(estimator, **dict(knobs or {})), aux=aux, seed=seed))
 
@@ -47,13 +47,13 @@ def examine_estimator(
     aux: Mapping[str, Any] | None = None,
     seed: int = 0,
     padded: Estimator | None = None,
-    fallen: Estimator | None = None,
+    late_outcome: Estimator | None = None,
 ) -> dict[int, Finding]:
-    """Return the finding for every invariant of an estimator whose knobs are bound.
+    """Return the finding for each invariant of an estimator whose knobs are bound.
 
     An adapter that lays tokens out as arrays passes two variants of the estimator: `padded` with more padding, and
-    `fallen` with the outcome on the observation after the last action. Raises AssertionError if a result is not
-    [trajectory][turn] -> f32[n], or not finite on ordinary input.
+    `late_outcome` with the outcome on the observation after the last action. Raises AssertionError if the result is not
+    [trajectory][turn] -> f32[n], or not finite for ordinary input.
     """
     rng = np.random.default_rng(seed)
     groups = [sample_group(rng, f"g{g}", lengths) for g, lengths in enumerate(((3, 2, 4, 3), (2, 3, 3, 4)))]
@@ -69,7 +69,7 @@ def examine_estimator(
 
     run = bound(estimator)
     plain = run(groups, scores)
-    for place, values in _places(groups, plain):
+    for place, values in _named_turns(groups, plain):
         if not np.isfinite(values).all():
             raise AssertionError(f"the advantage of {place} is {values[~np.isfinite(values)][0]}, of finite rewards")
     sides: dict[int, list[Part]] = {
@@ -88,9 +88,9 @@ def examine_estimator(
     }
     if padded is not None:
         wide = bound(padded)
-        sides[3].insert(0, lambda: _differ("with more padding", groups, plain, wide(groups, scores)))
-    if fallen is not None:
-        late = bound(fallen)
+        sides[3].insert(0, lambda: _describe_difference("with more padding", groups, plain, wide(groups, scores)))
+    if late_outcome is not None:
+        late = bound(late_outcome)
         sides[5].append(lambda: _terminal(late, groups, scores, where=", on the observation after it"))
     return examine(sides)
 
@@ -111,7 +111,7 @@ def _observation(run: Run, groups: Sequence[Group], scores: Scores) -> str | Non
         for group in groups
     ]
     what = "with 5 to 8 more observed tokens before every turn"
-    return _differ(what, groups, run(groups, scores), run(longer, scores))
+    return _describe_difference(what, groups, run(groups, scores), run(longer, scores))
 
 
 def _permutation(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
@@ -121,12 +121,12 @@ def _permutation(run: Run, groups: Sequence[Group], scores: Scores) -> str | Non
     plain = run(groups, scores)
     expected = [plain[4 * g + i] for g in range(len(groups)) for i in order]
     what = "with the attempts of each group in another order"
-    return _differ(what, moved_groups, expected, run(moved_groups, moved_scores))
+    return _describe_difference(what, moved_groups, expected, run(moved_groups, moved_scores))
 
 
 def _splitting(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
     apart = [turns for g in range(len(groups)) for turns in run(groups[g : g + 1], scores[g : g + 1])]
-    return _differ("with each group given by itself", groups, run(groups, scores), apart)
+    return _describe_difference("with each group given by itself", groups, run(groups, scores), apart)
 
 
 def _failure(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
@@ -138,7 +138,7 @@ def _failure(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
     its_own = [values[0] for values in result.pop(len(groups[0].trajectories)) if values.any()]
     if its_own:
         return f"an attempt that failed, without a reward, gets the advantage {its_own[0]:.3g}"
-    return _differ("beside a fifth attempt that failed", groups, run(groups, scores), result)
+    return _describe_difference("beside a fifth attempt that failed", groups, run(groups, scores), result)
 
 
 def _masked(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
@@ -147,11 +147,11 @@ def _masked(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
     if its_own:
         return f"an attempt that counts but is not to be learned from gets the advantage {its_own[0]:.3g}"
     expected = [[np.zeros_like(values) for values in result[0]], *run(groups, scores)[1:]]
-    return _differ("where attempt 0 of g0 counts but is not to be learned from", groups, expected, result)
+    return _describe_difference("where attempt 0 of g0 counts but is not to be learned from", groups, expected, result)
 
 
 def _untrained(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
-    """Check that the token count of an untrained turn does not change the advantages of the other turns."""
+    """Return how the token count of an untrained turn changes the advantages of other turns; None if it does not."""
     place = 1
 
     def found(extra: int) -> Advantages:
@@ -162,18 +162,18 @@ def _untrained(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
         return result
 
     what = f"with 5 more tokens in turn {place} of attempt 0 of g0, which is not trained"
-    return _differ(what, groups, found(0), found(5))
+    return _describe_difference(what, groups, found(0), found(5))
 
 
 def _forced(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
-    """Check that the number of grammar-forced tokens does not change the advantage of a chosen token."""
+    """Return how the number of grammar-forced tokens changes the advantages of chosen tokens; None if it does not."""
     place, first = 1, groups[0].trajectories[0]
     chosen = len(first.turns[place].completion.token_ids)
     shown = replace(groups[0], trajectories=(with_forced(first, place, 5), *groups[0].trajectories[1:]))
     result = run([shown, *groups[1:]], scores)
     result[0] = [*result[0][:place], result[0][place][:chosen], *result[0][place + 1 :]]
     what = f"with 5 more tokens in turn {place} of attempt 0 of g0, which a grammar forced"
-    return _differ(what, groups, run(groups, scores), result)
+    return _describe_difference(what, groups, run(groups, scores), result)
 
 
 def _terminal(run: Run, groups: Sequence[Group], scores: Scores, where: str = "") -> str | None:
@@ -192,7 +192,7 @@ def _terminal(run: Run, groups: Sequence[Group], scores: Scores, where: str = ""
 def _zero_turn(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
     bare = [[sample_score(s.outcome_of(), np.zeros_like(s.turn)) for s in group_scores] for group_scores in scores]
     advantages = [turns[:2] for turns in run(groups, bare)]  # at later turns few trajectories are left to compare
-    for place, values in _places(groups, advantages):
+    for place, values in _named_turns(groups, advantages):
         if not values.any():
             return f"{place} gets no advantage, its step reward being 0, though the outcomes differ"
     return None
@@ -202,22 +202,22 @@ def _all_equal(run: Run, groups: Sequence[Group], scores: Scores) -> str | None:
     for size in (3, 4):  # the floating-point mean of three times 0.1 is not 0.1
         fewer = [replace(group, trajectories=group.trajectories[:size]) for group in groups]
         equal = [[sample_score(0.1, np.zeros_like(s.turn)) for s in group_scores[:size]] for group_scores in scores]
-        for place, values in _places(fewer, run(fewer, equal)):
+        for place, values in _named_turns(fewer, run(fewer, equal)):
             if values.any():  # NaN is not zero either
                 return f"the advantage of {place} is {values[values != 0][0]:.3g} where all {size} outcomes are 0.1"
     return None
 
 
-def _places(groups: Sequence[Group], advantages: Advantages) -> Iterator[tuple[str, F32]]:
-    """Yield the name and the advantages of every turn."""
+def _named_turns(groups: Sequence[Group], advantages: Advantages) -> Iterator[tuple[str, F32]]:
+    """Yield each turn's description and its advantages."""
     names = [f"attempt {t.attempt} of {group.id}" for group in groups for t in group.trajectories]
     for name, turns in zip(names, advantages, strict=True):
         for k, values in enumerate(turns):
             yield f"turn {k} of {name}", values
 
 
-def _differ(what: str, groups: Sequence[Group], expected: Advantages, actual: Advantages) -> str | None:
-    """Return a sentence about the largest difference between two results; None if they are equal."""
+def _describe_difference(what: str, groups: Sequence[Group], expected: Advantages, actual: Advantages) -> str | None:
+    """Return a phrase that describes the largest difference between two results; None if they are equal."""
     if all(
         np.allclose(x, y, rtol=1e-5, atol=1e-6)
         for a, b in zip(expected, actual, strict=True)
@@ -225,7 +225,7 @@ def _differ(what: str, groups: Sequence[Group], expected: Advantages, actual: Ad
     ):
         return None
     worst, found = -1.0, ""
-    for (place, x), (_, y) in zip(_places(groups, expected), _places(groups, actual), strict=True):
+    for (place, x), (_, y) in zip(_named_turns(groups, expected), _named_turns(groups, actual), strict=True):
         gap = np.nan_to_num(np.abs(x - y), nan=np.inf)
         if len(gap) and gap.max() > worst:
             worst, n = float(gap.max()), int(gap.argmax())

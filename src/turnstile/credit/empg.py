@@ -1,4 +1,4 @@
-"""EMPG's advantage: scaled by how certain the policy was."""
+"""EMPG's advantage, which is scaled by how certain the policy was."""
 
 from __future__ import annotations
 

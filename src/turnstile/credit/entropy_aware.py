@@ -1,4 +1,4 @@
-"""AEPO's advantage: tokens on which the policy was uncertain get more weight."""
+"""AEPO's advantage, which gives more weight to tokens on which the policy was uncertain."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ def entropy_aware(
     ddof: int = 1,
     eps: Eps = 1e-6,
 ) -> Advantages:
-    """Scale the advantage of each token by its normalised entropy (AEPO, arXiv 2510.14545).
+    """A_n = A_i (1 + alpha Z_n), Z_n = (H_n - mean) / (std + eps) over the group's tokens (AEPO, arXiv 2510.14545).
 
-    A_n = A_i (1 + alpha Z_n), Z_n = (H_n - mean) / (std + eps) over the sampled tokens of the group. A_i is the
-    advantage of `grpo`, H_n the entropy of token n in nats. The entropy changes the size of an advantage, and its sign
-    only if alpha Z_n < -1. If all entropies are equal, this is `grpo`. The default of `alpha` is the paper's as we know
-    it.
+    A_i is the advantage of `grpo`, and H_n the entropy of token n in nats. The entropy changes the size of an
+    advantage, and its sign only if alpha Z_n < -1. If all entropies are equal, this is `grpo`. The default of `alpha`
+    is the paper's, quoted from memory.
 
     Statistics are float64 over trajectories in the baseline. Raises TrainingError if entropies are missing or a reward
     is not finite.

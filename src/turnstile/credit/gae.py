@@ -1,4 +1,4 @@
-"""Generalised advantage estimation over tokens, over turns, and over both."""
+"""Generalised advantage estimation, over tokens, over turns, and over both."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def gae(
     the next turn, so observations add neither a discount step nor a value. V_n is the critic's value before token n is
     sampled. A turn's reward falls on its last token, and the outcome on the very last token, after which V = 0. With
     `bootstrap`, an episode that a limit stopped (turns, context, tokens or clock) does not end with V = 0, because its
-    future return is not 0. It uses the value before its last token, the last that the critic was asked for. `scale =
-    "std"` normalises over the tokens of the step, as is common for PPO.
+    future return is not 0. It ends with the last value that the critic was asked for, the one before its last token.
+    `scale = "std"` normalises over the tokens of the step, as is common for PPO.
 
     Needs a critic, which the trainer provides (`[credit.critic]`); it learns A_n + V_n. Computed in float64. Raises
     ConfigError if `aux["values"]` is missing, TrainingError if a reward is not finite.
@@ -97,12 +97,12 @@ def turn_gae(
     scale: Scale = "none",
     eps: Eps = 1e-8,
 ) -> Advantages:
-    """Compute GAE over turns (Turn-PPO, arXiv 2512.17008; VL-DAC, arXiv 2508.04280).
+    """A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = r_t + gamma V_{t+1} - V_t, given to every token of turn t.
 
-    A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = r_t + gamma V_{t+1} - V_t, given to every token of turn t. V_t is
-    the critic's value before the first token of turn t. The action is the whole turn, however many tokens it has, and
-    `gamma` discounts turns. The outcome falls on the last turn, after which V = 0. With `bootstrap`, an episode that a
-    limit stopped uses the value of its last turn instead of 0. `scale = "std"` normalises over the tokens of the step.
+    This is GAE over turns (Turn-PPO, arXiv 2512.17008; VL-DAC, arXiv 2508.04280). V_t is the critic's value before the
+    first token of turn t. The action is the whole turn, however many tokens it has, and `gamma` discounts turns. The
+    outcome falls on the last turn, after which V = 0. With `bootstrap`, an episode that a limit stopped ends with the
+    value of its last turn instead of 0. `scale = "std"` normalises over the tokens of the step.
 
     Needs a critic, which the trainer provides (`[credit.critic]`); it learns A_t + V_t at first tokens only. Computed
     in float64. Raises ConfigError if `aux["values"]` is missing, TrainingError if a reward is not finite.
@@ -149,14 +149,14 @@ def bilevel_gae(
     scale: Scale = "none",
     eps: Eps = 1e-8,
 ) -> Advantages:
-    """Compute bi-level GAE: over turns, then over the tokens of each turn (VAGEN, arXiv 2510.16907).
+    """A_n = delta_n + token_gamma token_lam A_{n+1}, delta_n = token_gamma V_{n+1} - V_n, within each turn.
 
-    A_n = delta_n + token_gamma token_lam A_{n+1}, delta_n = token_gamma V_{n+1} - V_n. At the last token of turn t, A_n
-    is the advantage A_t of the turn: GAE over turns with `gamma` and `lam`.
+    This is bi-level GAE: over turns, then over the tokens of each turn (VAGEN, arXiv 2510.16907). At the last token of
+    turn t, A_n is the advantage A_t of the turn, from GAE over turns with `gamma` and `lam`.
 
     The value of a turn is the one before its last token, so that nothing between its first and last token counts twice.
     With both lam = 1 and both gamma = 1 this is `gae`. Rewards enter through the turns only. With `bootstrap`, an
-    episode that a limit stopped uses the value of its last turn instead of 0. `scale = "std"` normalises over the
+    episode that a limit stopped ends with the value of its last turn instead of 0. `scale = "std"` normalises over the
     tokens of the step.
 
     Needs a critic, which the trainer provides (`[credit.critic]`); it learns A_n + V_n. Computed in float64. Raises
@@ -178,7 +178,7 @@ def _by_token(step: Turns, values: Sequence[F64], gamma: float, lam: float, boot
     for t in range(len(values) - 1, -1, -1):
         if step.last[t]:
             advantage, ahead, reward, goes_on = 0.0, 0.0, step.outcomes[t], bootstrap and bool(step.truncated[t])
-        reward += step.rewards[t]  # a skipped turn's reward falls on the token before it
+        reward += step.rewards[t]  # a skipped turn's reward falls on the trained token before it
         if not step.valued[t]:
             continue
         if goes_on:
@@ -210,7 +210,7 @@ def _by_turn(step: Turns, values: F64, gamma: float, lam: float, bootstrap: bool
 
 
 def _inside(step: Turns, values: Sequence[F64], turns: F64, gamma: float, lam: float) -> list[F64]:
-    """Return each turn's advantage propagated back from its last token to its first, [T] -> f64[n]."""
+    """Return the advantages of tokens, propagated back from each turn's last token to its first, [T] -> f64[n]."""
     found = [np.full(len(own), advantage) for own, advantage in zip(values, turns, strict=True)]
     for own, advantages, known in zip(values, found, step.valued, strict=True):
         for n in range(len(own) - 2, -1, -1) if known else ():
@@ -219,7 +219,7 @@ def _inside(step: Turns, values: Sequence[F64], turns: F64, gamma: float, lam: f
 
 
 def _ends(values: Sequence[F64], place: int) -> F64:
-    """Return the value before each turn's first (0) or last (-1) token, f64[T]; 0 for a turn without sampled tokens."""
+    """Return the value before each turn's first (0) or last (-1) chosen token, f64[T]; 0 for a turn without any."""
     return np.array([own[place] if len(own) else 0.0 for own in values], dtype=np.float64)
 
 

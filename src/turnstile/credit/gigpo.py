@@ -1,4 +1,4 @@
-"""GiGPO's advantage: attempts compared in their group, and turns compared with turns from the same state."""
+"""GiGPO's advantage, which compares attempts within their group, and turns that began in the same state."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def gigpo(
     """A_{i,t} = A_E(i) + omega A_S(i,t) (GiGPO, arXiv 2505.10978).
 
     A_E compares the reward of attempt i with its group, as `grpo` does. A_S compares the return G_{i,t}, discounted
-    with `gamma`, among all turns of the group that began in the same state: the step group of (group, `state_key`). The
-    environment sets the state key. A turn without a key, or alone in its state, has A_S = 0, so this is `grpo` if
+    with `gamma`, among all turns of the group that began in the same state (`state_key`, set by the environment); the
+    paper calls these a step group. A turn without a key, or alone in its state, has A_S = 0, so this is `grpo` if
     states never repeat. `scale = "none"` only centres, in both parts.
 
-    Statistics are float64 over trajectories in the baseline; values within 1e-8 give exactly 0. Raises TrainingError if
-    a reward is not finite.
+    Statistics are float64 over trajectories in the baseline; if the values compared lie within 1e-8, the result is
+    exactly 0. Raises TrainingError if a reward is not finite.
     """
     check_range("gigpo", 0.0, 1.0, gamma=gamma)
     normalise = normaliser("gigpo", scale, ddof=ddof, eps=eps)

@@ -1,4 +1,4 @@
-"""Group-relative advantages: each attempt is compared with the mean of its group."""
+"""Group-relative advantages, which compare each attempt with the mean of its group."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def grpo(
     `of`: the composed total S_i, or the outcome R_i alone. `scale`: `group_std` is GRPO (arXiv 2402.03300); `none`
     omits the division (Dr. GRPO, arXiv 2503.20783); `batch_std` divides by the standard deviation of the whole step's
     rewards (Lite PPO, arXiv 2508.08221). `ddof`: the GRPO paper does not specify it; public trainers use the unbiased
-    deviation, ddof = 1. `eps` is in units of reward; a larger one shrinks the advantages of groups that hardly differ.
+    variance, ddof = 1. `eps` is in units of reward; a larger one shrinks the advantages of groups whose rewards hardly
+    differ.
 
     Statistics are float64 over trajectories in the baseline. A group with fewer than two of them, or whose rewards lie
     within 1e-8, gets exactly 0. Raises TrainingError if a reward is not finite.

@@ -1,4 +1,4 @@
-"""IGPO's advantage: turn rewards and the outcome are normalised together, then summed from each turn on."""
+"""IGPO's advantage, which normalises turn rewards and outcomes together and then sums them from each turn on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def igpo(
     ddof: int = 1,
     eps: Eps = 1e-6,
 ) -> Advantages:
-    """A_{i,t} = sum_{k >= t} gamma^(k-t) Z_{i,k}, Z the group's normalised turn rewards (IGPO, arXiv 2510.14967).
+    """A_{i,t} = sum_{k >= t} gamma^(k-t) Z_{i,k}, with Z the normalised turn rewards (IGPO, arXiv 2510.14967).
 
     The reward of a turn is r_{i,k}, the information gain in the paper; that of the last turn is r_{i,K} + R_i. Z
     normalises the rewards of all turns of the group together, so turns of every index share one mean and deviation. An

@@ -28,19 +28,18 @@ def implicit_step(
     gamma: float = 1.0,
     of: Of = "outcome",
 ) -> Advantages:
-    """Add the advantages of implicit process rewards to RLOO's (PRIME, arXiv 2502.01456, by turns instead of tokens).
+    """A_{i,t} = R_i - mean_{j != i} R_j + omega sum_{k >= t} gamma^(k-t) (rho_{i,k} - mean_{j != i} rho_j).
 
-    A_{i,t} = R_i - mean_{j != i} R_j + omega sum_{k >= t} gamma^(k-t) (rho_{i,k} - mean_{j != i} rho_j). rho_{i,k} is
-    beta log(phi / reference) summed over the tokens of turn k, and rho_j its mean over the turns of attempt j.
-    Untrained turns take no part.
+    This is PRIME (arXiv 2502.01456), by turns instead of tokens. rho_{i,k} is beta log(phi / reference) summed over the
+    tokens of turn k, and rho_j its mean over the turns of attempt j. Untrained turns take no part.
 
     phi is a language model whose log-ratio is trained to tell good attempts from bad ones. The log-ratio of a turn is
-    then a reward for that turn, without any step labels. With `gamma = 0` each turn has its own reward alone, as in
+    then a reward for that turn, without any step labels. With `gamma = 0` each turn has only its own reward, as in
     iStar (OPRL, arXiv 2509.19199), which also divides by the group's deviation. That the leave-one-out means are over
     the attempts' mean rewards is PRIME as we remember it.
 
-    Needs phi, which the trainer provides and trains in the same step (`[credit.reward_model]`). What phi has not
-    learned to judge yet has a reward near 0. While most attempts fail, that is more than most attempts get, so a large
+    Needs phi, which the trainer provides and trains in the same step (`[credit.reward_model]`). Turns that phi cannot
+    judge yet have a reward near 0. While most attempts fail, that is more than most turns get, so a large
     `reward_model.beta` or `omega` drives the policy away from what it can do. PRIME, as we remember it, has beta = 0.05
     and drops tasks that nearly always fail. Statistics are float64 over trajectories in the baseline; a group with
     fewer than two of them gets 0. Equal outcomes do not give 0. Raises ConfigError if `aux["implicit"]` is missing,
@@ -61,9 +60,9 @@ def implicit_step(
 
 
 def _above_others(rewards: F64, trajectory: Any, counted: Any) -> F64:
-    """Return the rewards of one group's turns minus the mean, over the other attempts, of their mean turn rewards.
+    """Return the rewards of one group's turns minus the mean of the other attempts' mean turn rewards.
 
-    Returns 0 for an attempt without others.
+    Returns 0 for the turns of an attempt without others.
     """
     result = np.zeros_like(rewards)
     means = {int(i): float(rewards[trajectory == i].mean()) for i in np.unique(trajectory[counted])}

@@ -1,4 +1,4 @@
-"""The invariants that every training signal must keep, and the findings that all checkers share."""
+"""The invariants that every training signal must keep, and the form of findings that all checkers share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LENGTHS = "a discounted return depends on how many turns lie ahead, also where a
 NO_BASELINE = "there is no baseline to take off"
 CRITIC = "the baseline is a critic's word, which need not be the mean of the rewards"
 KEPT = "what is not kept is not learned from, whichever turn it is"
-"""Why an invariant cannot hold: reasons that several kinds have."""
+"""Reasons, shared by several kinds, why an invariant cannot hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class Declaration:
 
 
 def at(exempt: Mapping[int, str] | None = None, /, **knobs: Any) -> Declaration:
-    """Return a declaration for a function with these knobs, which cannot keep the invariants `exempt`."""
+    """Return a declaration that, with these knobs, a function cannot keep the invariants `exempt`."""
     return Declaration(knobs=knobs, exempt=exempt or {})
 
 
@@ -45,25 +45,25 @@ def at(exempt: Mapping[int, str] | None = None, /, **knobs: Any) -> Declaration:
 class Finding:
     """The result of checking one invariant.
 
-    `seen` is a counterexample if it is broken; `why` says why it does not apply.
+    `seen` is a counterexample if the invariant is broken; `why` is the reason if it does not apply.
     """
 
     seen: str = ""
     why: str = ""
 
 
-class DoesNotApply(Exception):  # noqa: N818 - no error: what was asked cannot be put to this function
-    """Raised by an adapter whose function cannot express the check; the message says why."""
+class DoesNotApply(Exception):  # noqa: N818 - not an error: the check does not apply to this function
+    """Raised by an adapter if its function cannot express the check; the message gives the reason."""
 
 
 Part = Callable[[], str | None]
-"""Looks at one side of an invariant, and gives a counterexample or None."""
+"""() -> a counterexample to one part of an invariant, or None."""
 
 
 def examine(parts: Mapping[int, Sequence[Part]]) -> dict[int, Finding]:
-    """Return the finding for each invariant over all its sides: broken if one is, not applicable if none applies.
+    """Return the finding for each invariant: broken if one of its parts is, not applicable if none of them applies.
 
-    An exception is a counterexample too: the function accepted other inputs of the same form.
+    An exception counts as a counterexample too, because the function accepted other inputs of the same form.
     """
     return {number: _finding(sides) for number, sides in parts.items()}
 
@@ -76,7 +76,7 @@ def _finding(sides: Sequence[Part]) -> Finding:
         except DoesNotApply as reason:
             reasons.append(str(reason))
             continue
-        except AssertionError as error:  # of a checker: the shape or a number of a result
+        except AssertionError as error:  # raised by a checker for a wrong shape or number in a result
             seen = str(error)
         except Exception as error:
             seen = f"raises {type(error).__name__}: {error}"
@@ -91,7 +91,7 @@ def broken(findings: Mapping[int, Finding]) -> dict[int, str]:
 
 
 def format_change(before: float, after: float) -> str:
-    """Return "goes from 0.41 to 0.37", with as many digits as are needed to tell the numbers apart."""
+    """Return a phrase such as "goes from 0.41 to 0.37", with enough digits to tell the numbers apart."""
     digits = next((n for n in range(3, 17) if f"{before:.{n}g}" != f"{after:.{n}g}"), 17)
     return f"goes from {before:.{digits}g} to {after:.{digits}g}"
 
@@ -100,9 +100,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def declare(*declarations: Declaration) -> Callable[[_Function], _Function]:
-    """Declare the knobs with which to check a function, and the invariants that cannot hold then, with the reasons.
+    """Declare the knobs with which a function is checked, and the invariants that cannot hold with them.
 
-        @declare(at(), at({3: WHOLE_STEP}, scale="batch_std"))
+    @declare(at(), at({3: WHOLE_STEP}, scale="batch_std"))
 
     A function that declares nothing must keep all invariants with its default knobs.
     """
@@ -115,14 +115,17 @@ def declare(*declarations: Declaration) -> Callable[[_Function], _Function]:
 
 
 def exempt_of(function: Callable[..., Any], knobs: Mapping[str, Any]) -> Mapping[int, str]:
-    """Return the exemptions that a function declares for these knobs; for undeclared knobs, all that it declares."""
+    """Return the exemptions that a function declares for these knobs; for undeclared knobs, all of them."""
     own = _declared_by(function)
     exact = [each.exempt for each in own if dict(each.knobs) == dict(knobs)]
     return {number: why for exempt in exact or [each.exempt for each in own] for number, why in exempt.items()}
 
 
 def declarations(room: str) -> tuple[Declaration, ...]:
-    """Return the declarations of every kind of a room, in the order of the table; at least each kind's defaults."""
+    """Return the declarations of every kind of a room, in the order of the table.
+
+    A kind that declares nothing is listed with its default knobs.
+    """
     return tuple(replace(each, kind=kind) for kind in KINDS[room] for each in _declared_by(resolve(room, kind)))
 
 

@@ -1,4 +1,4 @@
-"""The ancestry of branched trajectories, and the turns that branches share."""
+"""The ancestry of branched trajectories, and the turns that they share."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from turnstile.errors import TrainingError
 from turnstile.types import Group
 
 Place = tuple[int, int]
-"""(turn, token): what lies before it is shared."""
+"""(turn, token): the end of a shared prefix."""
 START: Place = (0, 0)
 
 
 def common(group: Group) -> list[list[Place]]:
-    """Return the length of the common prefix of every two trajectories of a group, [G][G].
+    """Return where the common prefix of any two trajectories of a group ends, [G][G].
 
     A branch contains all its turns, including those that it shares with its parent; `Trajectory.parent` says where it
-    left. Unrelated trajectories share only the task, (0, 0). Raises TrainingError if a parent is not in the group.
+    left. Unrelated trajectories share only the task and get (0, 0). Raises TrainingError if a parent is not in the
+    group.
     """
     parents, cuts = _parents(group)
     depths = [_depth(i, parents) for i in range(len(parents))]
@@ -37,22 +38,22 @@ def common(group: Group) -> list[list[Place]]:
 class Snapshots:
     """The states of a group from which more than one trajectory continued."""
 
-    begins: Sequence[int]  # [G] the turn at which each trajectory left its parent; 0 without a parent
+    begins: Sequence[int]  # [G] the turn at which each trajectory left its parent; 0 if it has none
     parents: Sequence[int | None]  # [G]
     members: Mapping[tuple[int, int], Sequence[int]]  # (owner, turn) -> trajectories that continued from there
 
     def through(self, trajectory: int, turn: int) -> Sequence[int]:
-        """Return the trajectories that continued from the state before this turn, itself included.
+        """Return the trajectories that continued from the state before this turn, including `trajectory` itself.
 
-        Empty without a snapshot. A shared turn belongs to the parent.
+        Returns () if there is no snapshot of the state. A state on a shared turn belongs to the parent.
         """
         return self.members.get(_owner(trajectory, turn, self.begins, self.parents), ())
 
 
 def snapshots(group: Group) -> Snapshots:
-    """Return the snapshots of a group: its start, and the state before every turn at which a branch left.
+    """Return the snapshots of a group: its start, and the state before each turn at which a branch left.
 
-    Raises TrainingError if a branch left inside a turn, which is not a state, or if a parent is not in the group.
+    Raises TrainingError if a branch left inside a turn, since that is not a state, or if a parent is not in the group.
     """
     parents, cuts = _parents(group)
     for i, trajectory in enumerate(group.trajectories):
@@ -76,7 +77,7 @@ def snapshots(group: Group) -> Snapshots:
 
 
 def _owner(trajectory: int, turn: int, begins: Sequence[int], parents: Sequence[int | None]) -> tuple[int, int]:
-    """Return (trajectory, turn) of the state before this turn; (-1, 0) for the start.
+    """Return the (trajectory, turn) that identifies the state before this turn; (-1, 0) for the start.
 
     The state belongs to the ancestor that the trajectory had not yet left at this turn, or to the trajectory itself.
     """

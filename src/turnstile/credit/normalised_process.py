@@ -1,4 +1,4 @@
-"""PPR's ReNorm: process rewards calibrated by the outcome."""
+"""PPR's ReNorm, which calibrates process rewards by the outcome."""
 
 from __future__ import annotations
 
@@ -32,20 +32,18 @@ def normalised_process(
     ddof: int = 1,
     eps: Eps = 1e-6,
 ) -> Advantages:
-    """Normalise the sums of process rewards that are calibrated by the outcome (ReNorm of PPR, arXiv 2509.25598).
+    """A_{i,t} = normalised sum_{k >= t} gamma^(k-t) z_{i,k}, with z_{i,t} = (r_{i,t} - middle) + (R_i - middle).
 
-    A_{i,t} = normalised sum_{k >= t} gamma^(k-t) z_{i,k}, with z_{i,t} = (r_{i,t} - middle) + (R_i - middle).
-
-    With process rewards and outcomes within [0, 1], as in the paper, no step of a failed attempt has z above 0, no step
-    of a successful one has z below 0, and z lies within [-1, 1]. Descriptions and reviews of the paper say that every
-    step gets the outcome, and that both are centred so that the signs agree; the formula is from memory. `calibrate`
-    therefore has alternatives: `product` is z = R_i r_{i,t}, plus R_i at the last turn; `none` is z = r_{i,t}, plus R_i
-    at the last turn, which is `turn_return`.
+    ReNorm of PPR, arXiv 2509.25598. With process rewards in [0, 1] and outcomes of 0 or 1, no step of a failed attempt
+    has z above 0, no step of a successful one has z below 0, and z lies within [-1, 1] (at `middle = 0.5`).
+    Descriptions and reviews of the paper say that every step gets the outcome, and that both are centred so that the
+    signs agree; the formula is from memory. `calibrate` therefore has alternatives: `product` is z = R_i r_{i,t}, plus
+    R_i at the last turn; `none` is z = r_{i,t}, plus R_i at the last turn, which is `turn_return`.
 
     The paper passes z to PPO with a critic. Here, `baseline = "index"` replaces the critic by the group's turns at the
     same index (centred or, with `scale = "std"`, normalised). `none` has no baseline, because z is already centred. The
     outcome counts once per turn, so longer attempts sum more of it. This biases the gradient if the policy decides how
-    long an attempt lasts (`walk` in the lab). With `gamma = 0` each turn has its own z alone.
+    long an attempt lasts (`walk` in the lab). With `gamma = 0` each turn has only its own z.
 
     Statistics are float64 over trajectories in the baseline. Raises TrainingError if a reward is not finite.
     """

@@ -1,4 +1,4 @@
-"""Multi-agent credit: each agent's turns are compared only with that agent's turns."""
+"""Multi-agent credit, which compares each agent's turns only with that agent's turns."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def per_agent(
 
     G_{i,t} sums the agent's step rewards from turn t on and its own outcome, which falls on its last turn. `gamma`
     discounts per turn of that agent. Agents whose rewards differ in scale or sign, as in a two-player game, therefore
-    do not shift each other's baseline. In a group of one attempt, an agent's turns are compared with each other. This
-    gives 0 only if all its returns are equal, as without step rewards and with `gamma = 1`.
+    do not shift each other's baseline. In a group of one attempt, an agent's turns are compared with each other, so the
+    result is 0 only if all of the agent's returns are equal, as without step rewards and with `gamma = 1`.
 
     Statistics are float64 over trajectories in the baseline. Raises TrainingError if a reward is not finite.
     """

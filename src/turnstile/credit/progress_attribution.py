@@ -1,4 +1,4 @@
-"""SPA-RL's credit: the outcome is redistributed over the turns by their estimated contributions."""
+"""SPA-RL's credit, which redistributes the outcome over the turns by their estimated contributions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turnstile.types import Group
 
 
 def _outcomes(groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], **_: Any) -> F64:
-    """Return the target sum of each attempt's contributions, f64[trajectories]: its outcome, or NaN."""
+    """Return the target sum of each attempt's contributions, f64[trajectories]: its outcome, or NaN for none."""
     flat = [score for group_scores in scores for score in group_scores]
     return np.array(
         [sum(s.outcome.values()) if s.in_baseline and s.outcome is not None else np.nan for s in flat], dtype=np.float64
@@ -43,21 +43,20 @@ def progress_attribution(
     ddof: int = 1,
     eps: Eps = 1e-6,
 ) -> Advantages:
-    """Replace the outcome by learned contributions of the turns, and normalise the returns (SPA-RL, arXiv 2505.20732).
+    """A_{i,t} = normalised G_{i,t} = sum_{k >= t} gamma^(k-t) (alpha c_{i,k} + r_{i,k}) (SPA-RL, arXiv 2505.20732).
 
-    A_{i,t} = G_{i,t}, normalised among the turns of the group at the same index, with G_{i,t} = sum_{k >= t}
-    gamma^(k-t) (alpha c_{i,k} + r_{i,k}). The contributions c_{i,k} take the place of the outcome R_i; they are learned
-    such that sum_k c_{i,k} is R_i.
+    G_{i,t} is normalised among the turns of the group at the same index. The contributions c_{i,k} take the place of
+    the outcome R_i; they are learned such that sum_k c_{i,k} is R_i.
 
-    The step rewards r are the paper's grounding signal, whether an action could be executed: the reward
+    The step rewards r are the paper's grounding signal, which says whether an action could be executed: the reward
     `command_succeeded` (or `valid_format`) with weight 0.5, as in the paper's code. A gate withholds it like any step
     reward.
 
     The paper trains its estimator before RL begins. Here it learns during RL, and predicts before it learns from the
-    step. `rest = "last"` adds the residual R_i - sum_k c_{i,k} to the last turn, so the full outcome is given whatever
-    the estimator knows. With `alpha = gamma = 1` this moves credit in time and changes no attempt's sum. `rest =
-    "none"` is the paper's: the outcome teaches nothing until the estimator has learned, and errors of the estimator are
-    a bias. Group means instead of the paper's PPO critic are ours.
+    step. `rest = "last"` adds the residual R_i - sum_k c_{i,k} to the last turn, so the full outcome is paid however
+    little the estimator knows. With `alpha = gamma = 1` this moves credit in time and does not change any attempt's
+    sum. `rest = "none"` is the paper's: the outcome teaches nothing until the estimator has learned, and the
+    estimator's errors are a bias. The use of group means instead of the paper's PPO critic is ours.
 
     Needs the estimator, which the trainer provides and fits (`[credit.critic]`). Statistics are float64 over
     trajectories in the baseline. A turn without others to compare with gets 0; equal outcomes do not give 0. Raises

@@ -1,4 +1,4 @@
-"""Random step groups, for environments whose states never repeat."""
+"""Comparison of turns in random step groups, for environments whose states never repeat."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def random_step_group(
 ) -> Advantages:
     """A_{i,t} = A_E(i) + omega A_S(i,t), where A_S compares turns of the group that are grouped at random.
 
-    This is the step part of SRGPO (SeeNav-Agent, arXiv 2512.02631): step rewards that mean the same in every state can
+    This is the step part of SRGPO (SeeNav-Agent, arXiv 2512.02631). Step rewards that mean the same in every state can
     be compared across states, so step groups of about `size` turns are drawn at random among the group's turns.
     `compare`: the step reward r_{i,t}, or the return G_{i,t} with `gamma`. The draw depends only on (seed, group,
-    attempt, turn), so the order of attempts changes nothing. We know the method from its abstract and implement that
+    attempt, turn), so the order of attempts does not matter. We know the method from its abstract and implement that
     description; the paper's own constants were not available.
 
     Statistics are float64 over trajectories in the baseline. Only their turns are drawn; any other turn has A_S = 0.
@@ -52,7 +52,10 @@ def random_step_group(
 
 
 def _drawn(step: Turns, size: int, seed: int) -> list[Hashable]:
-    """Return labels [T] of drawn step groups of nearly equal size. A turn outside the baseline has its own label."""
+    """Return the label of each turn's random step group, [T]; these have nearly equal sizes.
+
+    A turn outside the baseline has a label of its own.
+    """
     labels: list[Hashable] = list(range(len(step.turns)))
     for place, group in enumerate(step.groups):
         drawn = [int(t) for t in np.flatnonzero((step.group == place) & step.in_baseline)]

@@ -1,4 +1,4 @@
-"""SPEAR's recalibrated advantage: an outcome is compared with what the policy reached recently."""
+"""SPEAR's recalibrated advantage, which compares an outcome with what the policy achieved recently."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def recalibrated(
     fresh: Literal["median", "group"] = "median",
     of: Of = "outcome",
 ) -> tuple[Advantages, State]:
-    """A_i = max(0, R_i - b), b the median of recent rewards (SPEAR, arXiv 2509.22601).
+    """A_i = max(0, R_i - b), with b the median of recent rewards (SPEAR, arXiv 2509.22601).
 
-    A replayed attempt was good when it was played. The recent rewards of the policy tell what it is worth now, without
-    playing its task again. The estimator's `state`, which goes into the checkpoint, holds the last `window` group means
-    (as in the paper's code) or, with `over = "trajectories"`, rewards of single attempts; both include this step's. A
-    replayed attempt, from the recipe's `[replay_buffer]`, is in the gradient and out of the baseline
-    (`Score.in_baseline`): it is compared but not remembered. `positive = False` keeps values below b, with their sign.
-    With `fresh = "group"` only replayed attempts get A_i; the others get the advantage of `grpo`, as in the paper,
-    which adds the two objectives.
+    A replayed attempt was good when it was sampled. The policy's recent rewards show what it is worth now, without
+    running its task again. The estimator's `state`, which checkpoints store, holds the last `window` group means (as in
+    the paper's code) or, with `over = "trajectories"`, rewards of single attempts; both include this step's. A replayed
+    attempt, from the recipe's `[replay_buffer]`, is in the gradient and not in the baseline (`Score.in_baseline`), so
+    it is compared but not remembered. `positive = False` keeps values below b, with their sign. With `fresh = "group"`
+    only replayed attempts get A_i; the others get the advantage of `grpo`, as in the paper, which adds the two
+    objectives.
 
-    Median and positive part are those of the paper's code, which can also divide by the median deviation of groups; by
-    default it does not. `of`: the outcome R_i or the composed total S_i. Computed in float64. Values within 1e-8 of b
-    give exactly 0, and so does everything while nothing is remembered. Raises TrainingError if a reward is not finite.
+    Median and positive part are those of the paper's code, which can also divide by the median deviation of groups, but
+    does not by default. `of`: the outcome R_i or the composed total S_i. Computed in float64. Values within 1e-8 of b
+    give exactly 0, and all values do as long as nothing is remembered. Raises TrainingError if a reward is not finite.
     """
     check_knob("recalibrated", "over", over, ("groups", "trajectories"))
     check_knob("recalibrated", "of", of, ("total", "outcome"))
@@ -62,7 +62,7 @@ def recalibrated(
 
 
 def _values_to_remember(group: Group, m: GroupRewards, over: str) -> list[float]:
-    """Return the values that a group adds to the memory, attempts in the order of their numbers."""
+    """Return the values that a group adds to the memory; attempts are sorted by their number."""
     if not m.in_baseline.any():
         return []
     if over == "groups":

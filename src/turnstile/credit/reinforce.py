@@ -1,4 +1,4 @@
-"""REINFORCE: each attempt is compared with the mean of the whole step."""
+"""REINFORCE's advantage, which compares each attempt with the mean of the whole step."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def reinforce(
 ) -> Advantages:
     """A_i = S_i - b, given to every token of attempt i (Williams 1992).
 
-    `baseline`: `batch` is the mean over all attempts of the step, whatever their task; `none` is b = 0, the plain score
-    function estimator. `of`: the composed total S_i or the outcome R_i alone.
+    `baseline`: `batch` is the mean over all attempts of the step, whatever their task; `none` is b = 0, the plain
+    score-function estimator. `of`: the composed total S_i or the outcome R_i alone.
 
     Statistics are float64 over trajectories in the baseline. The batch baseline gives exactly 0 if the step has fewer
-    than two of them, or if all lie within 1e-8. Raises TrainingError if a reward is not finite.
+    than two of them, or if their rewards lie within 1e-8. Raises TrainingError if a reward is not finite.
     """
     check_knob("reinforce", "of", of, ("total", "outcome"))
     check_knob("reinforce", "baseline", baseline, ("batch", "none"))

@@ -1,4 +1,4 @@
-"""REINFORCE++: token returns, normalised over all tokens of the step."""
+"""REINFORCE++'s advantage, which normalises token returns over all tokens of the step."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def reinforce_pp(
 ) -> Advantages:
     """A_n = (G_n - mean) / (std + eps) over all trained tokens n of the step (REINFORCE++, arXiv 2501.03262).
 
-    G_n = r + gamma G_{n+1} along the trained tokens only. A step reward falls on the last token of its turn, and the
+    G_n = r_n + gamma G_{n+1} along the trained tokens only. A step reward falls on the last token of its turn, and the
     outcome on the very last token. Observations and untrained turns take no part. `baseline = "group"` first subtracts
-    the group's mean reward from every outcome (the paper's REINFORCE++-baseline, for tasks of unequal difficulty). The
+    the group's mean total from every outcome (the paper's REINFORCE++-baseline, for tasks of unequal difficulty). The
     paper puts the KL to a reference into the reward; here it is a regulariser (`losses/kl.py`).
 
-    Mean and std (ddof 0) are float64 over the tokens of trajectories in the baseline; returns within 1e-8 give exactly
-    0. Raises TrainingError if a reward is not finite.
+    Mean and std (ddof 0) are float64 over the tokens of trajectories in the baseline; if their returns lie within 1e-8,
+    the result is exactly 0. Raises TrainingError if a reward is not finite.
     """
     check_knob("reinforce_pp", "baseline", baseline, ("none", "group"))
     check_range("reinforce_pp", 0.0, 1.0, gamma=gamma)
@@ -48,9 +48,9 @@ def reinforce_pp(
 
 
 def token_returns(step: Turns, gamma: float) -> list[F64]:
-    """Return the discounted return of every trained token, turn by turn: [T] -> f64[n].
+    """Return the discounted return of every trained token, [T] -> f64[n].
 
-    Tokens of an untrained turn have the return at the end of the turn.
+    All tokens of an untrained turn get the return at the end of the turn.
     """
     found: list[F64] = []
     ahead, discounted = 0.0, False
@@ -59,7 +59,7 @@ def token_returns(step: Turns, gamma: float) -> list[F64]:
         n = len(step.turns[place].completion.token_ids)
         if step.last[place]:
             ahead, discounted = step.outcomes[place], False
-        if trained[place] and discounted:  # a trained token lies ahead
+        if trained[place] and discounted:  # a trained token follows
             ahead *= gamma
         ahead += step.rewards[place]  # on the last token of the turn
         if not trained[place]:

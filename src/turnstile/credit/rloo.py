@@ -1,4 +1,4 @@
-"""Leave-one-out advantages: each attempt is compared with the mean of the others."""
+"""Leave-one-out advantages, which compare each attempt with the mean of the others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from turnstile.types import Group
 def rloo(groups: Sequence[Group], scores: Scores, *, of: Of = "total") -> Advantages:
     """A_i = S_i - mean_{j != i} S_j within the group, given to every token of attempt i.
 
-    This is RLOO (arXiv 2402.14740), used for multi-turn agents as LOOP (arXiv 2502.01600). `of`: the composed total S_i
-    or the outcome R_i alone. The baseline of an attempt never contains its own reward, so the gradient is unbiased.
+    This is RLOO (arXiv 2402.14740), which LOOP (arXiv 2502.01600) uses for multi-turn agents. `of`: the composed total
+    S_i or the outcome R_i alone. The baseline of an attempt never contains its own reward, so the gradient is unbiased.
 
     Statistics are float64 over trajectories in the baseline. A group with fewer than two of them, or whose rewards lie
     within 1e-8, gets exactly 0. Raises TrainingError if a reward is not finite.
@@ -29,7 +29,7 @@ def rloo(groups: Sequence[Group], scores: Scores, *, of: Of = "total") -> Advant
         m = group_rewards(group, group_scores, of)
         values = np.zeros_like(m.values)
         if not flat(m.values, m.in_baseline):
-            # a trajectory outside the baseline has all of its members as "the others"
+            # for a trajectory outside the baseline, all trajectories in it are "the others"
             others = m.in_baseline.sum() - m.in_baseline
             sums = m.values[m.in_baseline].sum() - np.where(m.in_baseline, m.values, 0.0)
             values = m.values - sums / others

@@ -1,4 +1,4 @@
-"""RLVMR's advantage: attempts compared in their group, and turns compared with turns of the same cognitive tag."""
+"""RLVMR's advantage, which compares attempts within their group, and turns with the same cognitive tag."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Self-play: each role is compared with its own moving average."""
+"""Self-play credit, which compares each role with its own moving average."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from turnstile.types import Group
 def role_baseline(
     groups: Sequence[Group], scores: Scores, state: State, *, decay: float = 0.95
 ) -> tuple[Advantages, State]:
-    """A_{i,role} = R_{i,role} - b[env, role], b a moving average (SPIRAL, arXiv 2506.24119).
+    """A_{i,role} = R_{i,role} - b[env, role], with b a moving average (SPIRAL, arXiv 2506.24119).
 
     This is the paper's role-conditioned advantage estimation. After each game, b <- decay b + (1 - decay) R. The role
     is the agent that speaks (`Turn.agent`), and R its own outcome. The baseline of each environment and role starts at
     0. A step subtracts the baseline from before the step, and then updates it once for its n games by their mean, so
-    that their order does not matter: b <- decay^n b + (1 - decay^n) mean R. The baselines are the estimator's `state`
-    and go into the checkpoint. Equal rewards give 0 only once the average has reached them.
+    that their order does not matter: b <- decay^n b + (1 - decay^n) mean R. The baselines are the estimator's `state`,
+    which checkpoints store. Equal rewards give 0 only once the average has reached them.
 
     Computed in float64. Raises TrainingError if a reward is not finite.
     """

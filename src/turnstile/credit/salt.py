@@ -1,4 +1,4 @@
-"""SALT: steps that several attempts have in common share their credit."""
+"""SALT's advantage, which averages the credit of steps that several attempts have in common."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def salt(
     ddof: int = 1,
     eps: Eps = 1e-6,
 ) -> Advantages:
-    """Group-relative advantages, averaged over equal steps (SALT, arXiv 2510.20022).
+    """A_{i,t} = mean of A_j over the turns of the group with the same state and action (SALT, arXiv 2510.20022).
 
-    The attempts of a group form a graph. A turn is an edge out of its state (`state_key`), labelled by its action: the
-    tool calls, or else the text. Edges with the same state and action are merged and share the mean of their attempts'
-    advantages, so a step that good and bad attempts have in common is neither rewarded nor penalised. All other turns
-    keep their attempt's advantage, that of `grpo`. A turn without a state key is not merged.
+    A_j is the advantage of `grpo` of the attempt to which such a turn belongs. The attempts of a group form a graph, in
+    which a turn is an edge out of its state (`state_key`), labelled by its action: the tool calls, or else the text.
+    Edges with the same state and action are merged, so a step that good and bad attempts have in common is neither
+    rewarded nor penalised. All other turns, including those without a state key, keep their attempt's advantage.
 
     Statistics are float64 over trajectories in the baseline. Raises TrainingError if a reward is not finite.
     """

@@ -13,13 +13,13 @@ from turnstile.types import F32, Completion, Group, Message, Sampling, Score, St
 
 
 def sample_score(outcome: float, turn: F32) -> Score:
-    """Return a synthetic score of one agent, with its total as defined."""
+    """Return a synthetic score of one agent, whose total is the outcome plus the turn rewards."""
     turn.setflags(write=False)
     return Score(outcome={"agent": outcome}, turn=turn, total=outcome + float(turn.sum(dtype=np.float64)))
 
 
 def sample_aux(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return synthetic predictions of auxiliary models for these groups."""
+    """Return synthetic predictions of auxiliary models for the groups, by name."""
     values = sample_values(groups)
     turns = [[turn.completion.chosen for turn in t.turns] for group in groups for t in group.trajectories]
     q, v = (
@@ -35,7 +35,7 @@ def sample_aux(groups: Sequence[Group]) -> dict[str, Any]:
 def sample_values(groups: Sequence[Group]) -> list[list[F32]]:
     """Return synthetic critic values, [trajectory][turn] -> f32[n].
 
-    They depend only on group, attempt, turn and token.
+    They depend only on group id, attempt, turn and token.
     """
 
     def one(group: Group, attempt: int, turn: int, n: int) -> F32:
@@ -53,8 +53,8 @@ def sample_values(groups: Sequence[Group]) -> list[list[F32]]:
 def sample_group(rng: np.random.Generator, name: str, lengths: Sequence[int]) -> Group:
     """Return a synthetic group of trajectories with these numbers of turns.
 
-    Each turn has one to four random tokens, random entropies, and one of a few states and tags. The last trajectory
-    branches from the first after its first turn.
+    Each turn has one to four tokens, random entropies, and one of a few states and tags. The last trajectory shares its
+    first turn with the first trajectory, from which it branches.
     """
     task = Task(id=f"task-{name}", env="check")
     trajectories = [_sample_signalled(rng, task, name, attempt, turns) for attempt, turns in enumerate(lengths)]
@@ -93,7 +93,7 @@ def sample_trajectory(
     signals: Mapping[str, Any] | None = None,
     turn_signals: Sequence[Mapping[str, Any]] | None = None,
 ) -> Trajectory:
-    """Return a synthetic trajectory whose turn t samples `tokens[t]` tokens after two context tokens.
+    """Return a synthetic trajectory whose turn t has two context tokens and `tokens[t]` sampled tokens.
 
     Its arrays are read-only.
     """
@@ -134,7 +134,7 @@ def sample_trajectory(
 
 
 def with_observations(trajectory: Trajectory, extra: int) -> Trajectory:
-    """Return the trajectory with `extra` more masked tokens before every turn and more observed tokens after it."""
+    """Return the trajectory with `extra` more context tokens before each turn, and one more message after it."""
     more = Message(role="user", content="more was seen")
     return replace(
         trajectory,
@@ -150,13 +150,13 @@ def with_observations(trajectory: Trajectory, extra: int) -> Trajectory:
 
 
 def with_untrained(trajectory: Trajectory, place: int, extra: int = 0) -> Trajectory:
-    """Return the trajectory with turn `place` untrained and `extra` tokens longer."""
+    """Return the trajectory with turn `place` made untrained and `extra` tokens longer."""
     turn = trajectory.turns[place]
     return _with_turn(trajectory, place, replace(turn, completion=_longer(turn.completion, extra), trainable=False))
 
 
 def with_forced(trajectory: Trajectory, place: int, extra: int) -> Trajectory:
-    """Return the trajectory with `extra` more tokens, forced by a grammar, at the end of turn `place`."""
+    """Return the trajectory with `extra` more grammar-forced tokens at the end of turn `place`."""
     turn = trajectory.turns[place]
     completion = _longer(turn.completion, extra)
     forced = np.arange(len(completion.token_ids)) >= len(turn.completion.token_ids)

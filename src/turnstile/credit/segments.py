@@ -1,4 +1,4 @@
-"""Rewritten contexts: the segments of a trajectory share its advantage, and folds can add step rewards."""
+"""Credit for rewritten contexts, where all segments of a trajectory share its advantage."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def segments(
 
     A trajectory whose context was summarised or folded becomes several training rows, one per segment. All segments
     share the advantage of their trajectory, and the statistics are over trajectories, not segments (SUPO, arXiv
-    2510.06727). This is `process = 0`, without clipping. With `process > 0` each turn adds its step reward to the
-    outcome before the group's statistics are applied (FoldGRPO of Context-Folding, arXiv 2510.11967, where outcomes and
-    their sum with the process reward lie within [0, 1]; `low` and `high` are that range).
+    2510.06727). This is `process = 0`, without clipping. With `process > 0` each turn's step reward is added to the
+    outcome, whereas the group's statistics are those of outcomes alone (FoldGRPO of Context-Folding, arXiv 2510.11967,
+    where outcomes and their sum with the process reward lie within [0, 1]; `low` and `high` are that range).
 
-    Statistics are float64 over trajectories in the baseline. Outcomes within 1e-8 are not divided, so that only the
-    process rewards remain. Raises TrainingError if a reward is not finite.
+    Statistics are float64 over trajectories in the baseline. If the outcomes lie within 1e-8, only the process rewards
+    remain, undivided. Raises TrainingError if a reward is not finite.
     """
     check_range("segments", 0.0, np.inf, process=process)
     normaliser("segments", "std", ddof=ddof, eps=eps)

@@ -1,4 +1,4 @@
-"""Statistics that estimators share: float64 rewards, and means and deviations over the values that count."""
+"""Statistics that estimators share: float64 rewards, and their means and deviations over those that count."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ Flags = NDArray[np.bool_]
 Of = Literal["total", "outcome"]
 Scale = Literal["std", "none"]
 Eps = Annotated[float, Field(ge=0)]
-"""What is added to a standard deviation before a division by it."""
+"""The number added to a standard deviation before dividing by it."""
 Normalise = Callable[[F64, Flags], F64]
-"""(values, counted) -> values against those that count, of the same shape."""
+"""(values, counted) -> values normalised by the statistics of those that count, of the same shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupRewards:
-    """The trajectories of one group as an estimator sees them."""
+    """The rewards of one group's trajectories, and which of them count and learn."""
 
-    values: F64  # [G] the reward of each; 0 where it neither counts nor learns
-    in_baseline: Flags  # [G] in the statistics
-    in_gradient: Flags  # [G] in the gradient
+    values: F64  # [G] rewards; 0 for a trajectory in neither baseline nor gradient
+    in_baseline: Flags  # [G] whether it counts in the statistics
+    in_gradient: Flags  # [G] whether it is trained on
 
 
 def group_rewards(group: Group, scores: Sequence[Score], of: Of) -> GroupRewards:
-    """Return one group's rewards: `total` S_i, or `outcome` R_i. Raises TrainingError if one is not finite."""
+    """Return one group's rewards: the total S_i or the outcome R_i. Raises TrainingError if one is not finite."""
     in_baseline = np.array([score.in_baseline for score in scores], dtype=np.bool_)
     in_gradient = np.array([score.in_gradient for score in scores], dtype=np.bool_)
     values = np.zeros(len(group.trajectories), dtype=np.float64)
@@ -66,7 +66,7 @@ def centred(values: F64, counted: Flags) -> F64:
 
 
 def flat(values: F64, counted: Flags) -> bool:
-    """Return whether the values that count carry no signal: fewer than two, or a range below `EQUAL`."""
+    """Return whether the counted values carry no signal: fewer than two, or a range below `EQUAL`."""
     return equal(values[counted])
 
 
@@ -76,21 +76,21 @@ def equal(values: F64) -> bool:
 
 
 def standardised(values: F64, counted: Flags, *, ddof: int, eps: float) -> F64:
-    """Return (values - mean) / (std + eps) over `counted`; exactly 0 in the same cases as `centred`."""
+    """Return (values - mean) / (std + eps) over `counted`; exactly 0 in the same cases as for `centred`."""
     if flat(values, counted):
         return np.zeros_like(values)
     return centred(values, counted) / (np.float64(values[counted].std(ddof=ddof)) + eps)
 
 
 def normaliser(kind: str, scale: Scale, *, ddof: int = 1, eps: Eps = 1e-6) -> Normalise:
-    """Return `centred` or `standardised`, as the knobs say. Raises ConfigError for an unknown knob value."""
+    """Return `centred` or `standardised` with its knobs bound. Raises ConfigError for an unknown knob value."""
     check_knob(kind, "scale", scale, ("std", "none"))
     check_knob(kind, "ddof", ddof, (0, 1))
     return centred if scale == "none" else partial(standardised, ddof=ddof, eps=eps)
 
 
 def relative(kind: str, groups: Sequence[Group], scores: Scores, normalise: Normalise, *, of: Of) -> F64:
-    """Return each attempt's reward normalised within its group, one value per trajectory of the step."""
+    """Return each trajectory's reward, normalised within its group, f64[trajectories of the step]."""
     check_knob(kind, "of", of, ("total", "outcome"))
     check_scores(groups, scores)
     found = [group_rewards(group, group_scores, of) for group, group_scores in zip(groups, scores, strict=True)]
@@ -98,7 +98,7 @@ def relative(kind: str, groups: Sequence[Group], scores: Scores, normalise: Norm
 
 
 def check_range(kind: str, low: float, high: float, **knobs: float) -> None:
-    """Raise ConfigError for a knob that is not within [low, high]."""
+    """Raise ConfigError if a knob is not within [low, high]."""
     for knob, value in knobs.items():
         if not low <= value <= high:
             bounds = f"at least {low:g}" if np.isinf(high) else f"within [{low:g}, {high:g}]"
@@ -106,14 +106,14 @@ def check_range(kind: str, low: float, high: float, **knobs: float) -> None:
 
 
 def check_knob(kind: str, knob: str, value: object, known: Sequence[object]) -> None:
-    """Raise ConfigError for an unknown value of a knob, naming the nearest known one."""
+    """Raise ConfigError, suggesting the nearest known value, if the value of a knob is unknown."""
     if value not in known:
         hint = nearest(value, [str(k) for k in known]) if isinstance(value, str) else f"known: {known}"
         raise ConfigError(f"credit {kind!r}: {knob} = {value!r} is not known; {hint}")
 
 
 def check_scores(groups: Sequence[Group], scores: Scores) -> None:
-    """Raise ValueError if scores and trajectories do not match."""
+    """Raise ValueError unless each group has one score per trajectory."""
     shapes = [len(group.trajectories) for group in groups], [len(group) for group in scores]
     if shapes[0] != shapes[1]:
         raise ValueError(f"groups of {shapes[0]} trajectories have {shapes[1]} scores")

@@ -1,4 +1,4 @@
-"""Two-level credit: for choosing a subgoal, and for the turns that pursue it."""
+"""Two-level credit, for choosing a subgoal and for the turns that pursue it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def subgoal(
 
 
 def _high(step: Turns, segment: I64, trajectory: I64, gamma: float) -> F64:
-    """Return the return of each segment from its start on, [segments]."""
+    """Return the return to go of each segment, f64[segments]."""
     own = np.bincount(segment, weights=step.rewards + np.where(step.last, step.outcomes, 0.0))
     returns = np.zeros(len(trajectory))
     for s in range(len(returns) - 1, -1, -1):
@@ -80,7 +80,7 @@ def _high(step: Turns, segment: I64, trajectory: I64, gamma: float) -> F64:
 
 
 def _low(step: Turns, segment: I64, reached: str, gamma: float) -> F64:
-    """Return the return of each turn within its segment, [T]."""
+    """Return the return to go of each turn within its segment, f64[T]."""
     returns = np.zeros(len(segment))
     for t in range(len(returns) - 1, -1, -1):
         if t + 1 < len(returns) and segment[t + 1] == segment[t]:

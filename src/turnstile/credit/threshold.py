@@ -1,4 +1,4 @@
-"""RAFT and PSR/NSR: reinforce samples above a reward threshold, suppress those below."""
+"""RAFT and PSR/NSR, which reinforce samples at or above a reward threshold and suppress those below."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def threshold(
 ) -> Advantages:
     """A_i = positive if the reward reaches `threshold`, else -negative, given to every token of attempt i.
 
-    The default is rejection-sampling fine-tuning: RAFT (arXiv 2304.06767), expert iteration. With the loss `reinforce`
+    The default is rejection-sampling fine-tuning: RAFT (arXiv 2304.06767), expert iteration. With the loss `reinforce`,
     the gradient is that of the log-likelihood of the samples that reach the threshold. `positive = 0.1, negative = 1`
     is the weighted REINFORCE of PSR/NSR (arXiv 2506.01347). `positive = 0, negative = 1` is its negative sample
-    reinforcement, which takes probability from failures and redistributes it by the policy's own preferences. There is
-    no baseline, so equal rewards do not give 0.
+    reinforcement, which takes probability from failures and redistributes it according to the policy's own preferences.
+    There is no baseline, so equal rewards do not give 0.
 
     `of`: the outcome R_i or the composed total S_i. Raises TrainingError if a reward is not finite.
     """

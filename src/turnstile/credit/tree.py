@@ -1,4 +1,4 @@
-"""Tree credit: each turn is worth its change of the mean outcome below it."""
+"""Tree credit, which values each turn by how it changes the mean outcome of the trajectories below it."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def tree(
     by_leaves: bool = True,
     of: Of = "outcome",
 ) -> Advantages:
-    """Credit each turn with its change of the mean reward in a tree of branches (TreeRL, arXiv 2506.11902).
+    """A_{i,t} = (local (V(after t) - V(before t)) + overall (V(after t) - V(root))) / sqrt(leaves).
 
-    A_{i,t} = (local (V(after t) - V(before t)) + overall (V(after t) - V(root))) / sqrt(leaves). V(node) is the mean
-    reward of the trajectories below it: before turn t, of those that share all turns before t with trajectory i; after
-    it, of those that share turn t too; at the root, of the whole group. A turn that branches share is trained once for
-    each of them, so `by_leaves` divides by the square root of their number. With `overall = 0`, turns after the last
-    branching point get 0. Attempts that never branch are a tree of depth one.
+    TreeRL, arXiv 2506.11902. V(node) is the mean reward of the trajectories below a node of the tree of branches:
+    before turn t, these share all turns before t with trajectory i; after it, they share turn t too; at the root, they
+    are the whole group. A turn that branches share is trained once for each of them, so `by_leaves` divides by the
+    square root of their number. With `overall = 0`, turns after the last branching point get 0. Attempts that never
+    branch are a tree of depth one.
 
     `Trajectory.parent` says where a branch left its parent. `of`: the outcome R_i or the composed total S_i. Statistics
-    are float64 over trajectories in the baseline; exactly 0 if fewer than two of them count or all are equal. Raises
-    TrainingError if a reward is not finite.
+    are float64 over trajectories in the baseline; the result is exactly 0 if fewer than two of them count or all are
+    equal. Raises TrainingError if a reward is not finite.
     """
     check_knob("tree", "of", of, ("total", "outcome"))
     check_range("tree", 0.0, np.inf, local=local, overall=overall)

@@ -1,4 +1,4 @@
-"""Turn-level advantages: the discounted return from each turn on, normalised among turns."""
+"""Turn-level advantages, which are discounted returns from each turn on, normalised among turns."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def turn_return(
 
     G_{i,t} = sum_{k >= t} gamma^(k-t) r_{i,k} + gamma^(K-t) R_i. `among` selects the turns to compare with: `index`,
     the turns of the group at the same turn index; `batch`, all turns of the step; `mixed`, mix * index + (1 - mix) *
-    batch (MAPO, arXiv 2603.06194, combines a turn-level with a batch-level normalisation; their weight is ours). MARS
-    (arXiv 2510.15414) estimates turn-level advantages in the same way; its normalisation by agent is `per_agent`.
+    batch (MAPO, arXiv 2603.06194, combines a turn-level with a batch-level normalisation; the weight `mix` is ours).
+    MARS (arXiv 2510.15414) estimates turn-level advantages in the same way; its normalisation by agent is `per_agent`.
     `scale = "none"` only centres.
 
-    Statistics are float64 over trajectories in the baseline. A turn without others to compare with, or whose comparison
-    lies within 1e-8, gets exactly 0. Raises TrainingError if a reward is not finite.
+    Statistics are float64 over trajectories in the baseline. A turn gets exactly 0 if there are no others to compare
+    with, or if the returns compared lie within 1e-8. Raises TrainingError if a reward is not finite.
     """
     check_knob("turn_return", "among", among, ("index", "batch", "mixed"))
     check_range("turn_return", 0.0, 1.0, gamma=gamma, mix=mix)

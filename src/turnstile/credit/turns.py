@@ -1,4 +1,4 @@
-"""The turns of a step in one flat sequence, for estimators that compare turns rather than whole attempts."""
+"""The turns of a step as one flat sequence, for estimators that compare turns rather than whole attempts."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ _LEARNED = {
     "v": ("the values of a critic of turns", "credit.critic"),
     "progress": ("the contributions of turns", "credit.critic"),
 }
-"""What learned parts say of tokens or turns -> in words, and its section of a recipe."""
+"""Prediction of a learned part -> its description, and the part's section of a recipe."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turns:
-    """T turns: group by group, attempt by attempt, turn by turn.
+    """T turns, in the order of groups, attempts and turns.
 
-    `turns` leaves out tokens that a regex or a grammar forced, because these are never trained: estimators see the n
-    tokens of a turn that the policy chose. `split` puts them back.
+    `turns` contains only the n tokens of each turn that the policy chose, because tokens forced by a regex or a grammar
+    are never trained. `split` puts the forced tokens back.
     """
 
     groups: Sequence[Group]
     turns: Sequence[Turn]  # [T]
-    group: I64  # [T] which of the step's groups
-    trajectory: I64  # [T] which of the step's trajectories
-    index: I64  # [T] which turn of its trajectory
-    last: Flags  # [T] the last of its trajectory
-    rewards: F64  # [T] r_{i,t}; 0 where the trajectory neither counts nor learns
-    outcomes: F64  # [T] R_i of its trajectory, likewise
-    in_baseline: Flags  # [T] in the statistics
-    in_gradient: Flags  # [T] in the gradient
+    group: I64  # [T] index of the turn's group in the step
+    trajectory: I64  # [T] index of the turn's trajectory in the step
+    index: I64  # [T] index of the turn in its trajectory
+    last: Flags  # [T] whether the turn is the last of its trajectory
+    rewards: F64  # [T] r_{i,t}; 0 for a trajectory in neither baseline nor gradient
+    outcomes: F64  # [T] R_i of the turn's trajectory, with the same exception
+    in_baseline: Flags  # [T] whether its trajectory counts in the statistics
+    in_gradient: Flags  # [T] whether its trajectory is trained on
 
     def returns(self, gamma: float) -> F64:
-        """Return G_{i,t} = sum_{k >= t} gamma^(k-t) r_{i,k} + gamma^(K-t) R_i, [T].
+        """Return G_{i,t} = sum_{k >= t} gamma^(k-t) r_{i,k} + gamma^(K-t) R_i, f64[T].
 
         R_i belongs to the last turn itself, whatever was observed after it, so it is not discounted there.
         """
         return self.sums_to_go(self.rewards + np.where(self.last, self.outcomes, 0.0), gamma)
 
     def sums_to_go(self, values: F64, gamma: float) -> F64:
-        """Return sum_{k >= t} gamma^(k-t) values_{i,k} within each trajectory, [T]."""
+        """Return sum_{k >= t} gamma^(k-t) values_{i,k} within each trajectory, f64[T]."""
         result = np.zeros_like(values)
         ahead = 0.0
         for t in range(len(values) - 1, -1, -1):
@@ -63,31 +63,31 @@ class Turns:
         return result
 
     def within(self, labels: Sequence[Hashable], values: F64, normalise: Normalise) -> F64:
-        """Return `values` normalised among the turns of equal label; inputs and result have length T."""
+        """Return `values` f64[T] normalised among the turns with the same label."""
         return within(labels, values, self.in_baseline & self.valued, normalise)
 
     def mean_within(self, labels: Sequence[Hashable], values: F64) -> F64:
-        """Return the mean of `values` [T] over the turns of equal label that are trained and in the baseline.
+        """Return the mean of `values` f64[T] over the turns with the same label that are trained and in the baseline.
 
-        A turn whose label has no such turn keeps its own value.
+        A turn keeps its own value if no such turn has its label.
         """
         result, counted = values.copy(), self.in_baseline & self.valued
-        for slots in _alike(labels):
+        for slots in _by_label(labels):
             if counted[slots].any():
                 result[slots] = values[slots][counted[slots]].mean()
         return result
 
     def states(self) -> list[Hashable]:
-        """Return the label (group, state key) of each turn, [T]. A turn without a key has its own label."""
+        """Return the label (group, state key) of each turn, [T]. A turn without a key gets a label of its own."""
         return [
             (int(group), turn.state_key) if turn.state_key else place
             for place, (group, turn) in enumerate(zip(self.group, self.turns, strict=True))
         ]
 
     def entropies(self, kind: str, chosen: Flags) -> list[F64]:
-        """Return the entropies of the chosen turns' sampled tokens in nats.
+        """Return the entropies of the tokens of turns that `chosen` selects, in nats, one array per turn.
 
-        Raises TrainingError if a turn has none.
+        Raises TrainingError if a selected turn has none.
         """
         found: list[F64] = []
         for t in np.flatnonzero(chosen).tolist():
@@ -103,7 +103,8 @@ class Turns:
     def token_predictions(self, kind: str, aux: Mapping[str, Any], part: Literal["values", "implicit"]) -> list[F64]:
         """Return the predictions of an auxiliary model for the chosen tokens, [T] -> f64[n].
 
-        `aux` has them for all sampled tokens. Raises ConfigError if it lacks them.
+        `aux` holds predictions for all sampled tokens. Raises ConfigError if they are missing, ValueError if their
+        shape is wrong, and TrainingError if they are not finite.
         """
         what, section = _LEARNED[part]
         if part not in aux:
@@ -123,7 +124,8 @@ class Turns:
     def turn_predictions(self, kind: str, aux: Mapping[str, Any], part: Literal["q", "v", "progress"]) -> F64:
         """Return the predictions of an auxiliary model for whole turns, f64[T].
 
-        Raises ConfigError if `aux` lacks them.
+        Raises ConfigError if `aux` lacks them, ValueError if their shape is wrong, and TrainingError if they are not
+        finite.
         """
         what, section = _LEARNED[part]
         if part not in aux:
@@ -140,20 +142,20 @@ class Turns:
 
     @property
     def truncated(self) -> Flags:
-        """Whether each turn belongs to an attempt that a limit stopped, and that might have gone on, [T]."""
+        """Whether each turn belongs to an attempt that was stopped by a limit and might have continued, bool[T]."""
         stops = [t.stop in LIMITS for group in self.groups for t in group.trajectories]
         return np.array([stops[i] for i in self.trajectory.tolist()], dtype=np.bool_)
 
     @property
     def valued(self) -> Flags:
-        """Whether each turn is trainable and has chosen tokens, so that a critic learns its values, [T]."""
+        """Whether each turn is trainable and has chosen tokens, so that a critic learns its values, bool[T]."""
         return np.array([turn.trainable and len(turn.completion.token_ids) > 0 for turn in self.turns], dtype=np.bool_)
 
     def over_tokens(self, values: Sequence[F64], scale: Scale, eps: float, *, among: Flags | None = None) -> list[F64]:
-        """Return values of tokens [T] -> f64[n], 0 outside the gradient.
+        """Return values of tokens, [T] -> f64[n], with 0 outside the gradient.
 
-        With "std" they are normalised (ddof 0) over the tokens of all turns in the baseline, or of those also in
-        `among`; if these are equal, the result is 0.
+        If `scale` is "std", they are normalised (ddof 0) over the tokens of all turns in the baseline, or of those also
+        in `among`. If all of these are equal, the result is 0.
         """
         chosen = self.in_baseline if among is None else self.in_baseline & among
         counted = [own for own, counts in zip(values, chosen, strict=True) if counts]
@@ -169,14 +171,17 @@ class Turns:
         ]
 
     def to_tokens(self, values: F64) -> Advantages:
-        """Return one advantage per turn, [T], repeated for each of its sampled tokens; 0 outside the gradient."""
+        """Return turn values f64[T], repeated for each sampled token; 0 outside the gradient and if forced."""
         masked = np.where(self.in_gradient, values, 0.0)
         return self.split(
             [np.full(len(turn.completion.token_ids), value) for turn, value in zip(self.turns, masked, strict=True)]
         )
 
     def split(self, values: Sequence[F64], *, forced: float = 0.0) -> Advantages:
-        """Return the arrays of the step's turns, [T] -> f64[n], by trajectory, with `forced` for forced tokens."""
+        """Return arrays of turns, [T] -> f64[n], by trajectory and for all sampled tokens.
+
+        Forced tokens get the value `forced`.
+        """
         own = iter(values)
         return [
             [_spread(next(own), turn.completion.chosen, forced) for turn in trajectory.turns]
@@ -186,18 +191,18 @@ class Turns:
 
 
 def within(labels: Sequence[Hashable], values: F64, counted: Flags, normalise: Normalise) -> F64:
-    """Return `values` [T] normalised by the turns of equal label that are trained and in the baseline.
+    """Return `values` normalised among those with the same label.
 
-    Other turns are compared with these too.
+    `normalise` computes its statistics over the `counted` values only, but the others are normalised as well.
     """
     result = np.zeros_like(values)
-    for slots in _alike(labels):
+    for slots in _by_label(labels):
         result[slots] = normalise(values[slots], counted[slots])
     return result
 
 
 def states_shared(groups: Sequence[Group]) -> float:
-    """Return the share of turns that began in a state (`state_key`) in which another turn of the group began too.
+    """Return the share of turns that began in the same state (`state_key`) as another turn of their group.
 
     Estimators that compare turns from equal states depend on it.
     """
@@ -211,7 +216,7 @@ def states_shared(groups: Sequence[Group]) -> float:
 def turns_of(groups: Sequence[Group], scores: Scores) -> Turns:
     """Return the turns of one step.
 
-    Raises TrainingError for a reward that is not finite, ValueError if scores and trajectories do not match.
+    Raises TrainingError if a reward is not finite, ValueError if scores and trajectories do not match.
     """
     check_scores(groups, scores)
     members = [
@@ -237,9 +242,9 @@ def turns_of(groups: Sequence[Group], scores: Scores) -> Turns:
 
 
 def seat_outcomes(step: Turns, scores: Scores) -> F64:
-    """Return the outcome of the agent that spoke, [T]; 0 if its trajectory is in neither baseline nor gradient.
+    """Return the outcome of each turn's agent, f64[T]; 0 if its trajectory is in neither baseline nor gradient.
 
-    Raises TrainingError if that agent has none.
+    Raises TrainingError if the agent has no outcome.
     """
     flat = [score for group_scores in scores for score in group_scores]
     takes_part = step.in_baseline | step.in_gradient
@@ -267,14 +272,14 @@ def _chosen(turn: Turn) -> Turn:
 
 
 def _spread(values: F64, chosen: Flags, forced: float) -> F32:
-    """Return the values of chosen tokens, at their places among all sampled tokens."""
+    """Return the values of chosen tokens among all sampled tokens, with `forced` for the others."""
     found = np.full(len(chosen), forced, dtype=np.float32)
     found[chosen] = values
     return found
 
 
 def _rewards(group: Group, index: int, score: Score) -> tuple[F64, float]:
-    """Return the step rewards [K] and the outcome of one trajectory; zeros if it neither counts nor learns."""
+    """Return the step rewards [K] and the outcome of a trajectory; zeros if it is in neither baseline nor gradient."""
     if not score.in_baseline and not score.in_gradient:
         return np.zeros(len(score.turn)), 0.0
     # use the shortest decimal of each float32, so that thirty times .1 and ten times .3 are equal again
@@ -288,8 +293,8 @@ def _rewards(group: Group, index: int, score: Score) -> tuple[F64, float]:
     return turn, outcome
 
 
-def _alike(labels: Sequence[Hashable]) -> list[I64]:
-    """Return the indices of each label, in the order in which labels first appear."""
+def _by_label(labels: Sequence[Hashable]) -> list[I64]:
+    """Return the indices with each label, in the order in which labels first appear."""
     found: dict[Hashable, list[int]] = {}
     for place, label in enumerate(labels):
         found.setdefault(label, []).append(place)

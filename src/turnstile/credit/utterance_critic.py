@@ -1,4 +1,4 @@
-"""ArCHer's credit: the advantage of a whole turn in its state, from a turn-level critic."""
+"""ArCHer's credit, which is the advantage of a whole turn according to a turn-level critic."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _SAID: tuple[Literal["q", "v"], ...] = ("q", "v")
 def _bootstrap_targets(
     groups: Sequence[Group], scores: Scores, aux: Mapping[str, Any], *, gamma: float = 1.0, **_: Any
 ) -> list[F64]:
-    """Return the targets of Q, [trajectory] -> f64[K]: r_t + gamma V(s_{t+1}) with the given V, r_K + R at the end.
+    """Return Q's targets, [trajectory] -> f64[K]: r_t + gamma V(s_{t+1}) with V from `aux`, or r_K + R at the end.
 
-    NaN means no target. Rewards of a turn that is skipped fall on the turn before it.
+    NaN means no target. The reward of an untrained turn is credited to the trained turn before it.
     """
     step = turns_of(groups, scores)
     values = np.concatenate([*aux["v"], np.zeros(0)])
@@ -45,10 +45,10 @@ def utterance_critic(
 ) -> Advantages:
     """A_t = Q(s_t, a_t) - V(s_t), given to every token of turn t (ArCHer, arXiv 2402.19446).
 
-    This is an actor-critic whose actions are whole utterances, with a policy of tokens below it. Q and V are each the
-    smaller of two. Q learns r_t + gamma V'(s_{t+1}) and V learns Q'(s_t, a_t), where V' and Q' are slow copies.
-    Learning therefore needs only single turns, whichever policy played them. `gamma` discounts turns, and the outcome
-    falls on the last turn. Rewards enter A_t only through the critic.
+    This is an actor-critic whose actions are whole utterances, which a token-level policy produces. Q and V are each
+    the smaller of two heads. Q learns r_t + gamma V'(s_{t+1}) and V learns Q'(s_t, a_t), where V' and Q' are slow
+    copies. Learning therefore needs only single turns, whichever policy sampled them. `gamma` discounts turns, and the
+    outcome falls on the last turn. Rewards enter A_t only through the critic.
 
     Needs a critic, which the trainer provides and fits to the step before using it (`[credit.critic]`). Raises
     ConfigError if `aux["q"]` or `aux["v"]` is missing, TrainingError if a reward or a value is not finite.

@@ -1,4 +1,4 @@
-"""Turn-level Monte Carlo: the value that a turn adds, estimated by continuing from its states."""
+"""Turn-level Monte Carlo credit, which estimates the value that a turn adds from continuations of its states."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ def vine(
 ) -> Advantages:
     """A_t = r_t + gamma V(s_{t+1}) - V(s_t), V the mean return of continuations from s_t (VinePPO, arXiv 2410.01679).
 
-    V(s_t) is the mean return of M continuations from a snapshot at turn t. The paper does this over reasoning steps
-    instead of turns; with another policy's continuations these are the process rewards of PAV (arXiv 2410.08146).
+    The paper estimates V for reasoning steps instead of turns. With another policy's continuations, these are the
+    process rewards of PAV (arXiv 2410.08146).
 
-    A continuation is an attempt that left another before a turn (`Trajectory.parent` with token 0). V(s_t) for an
-    attempt is the mean over all others that continued from s_t. It never contains the attempt's own return, so it is an
-    unbiased baseline. At the start, these are the group's other attempts from there, as in `rloo`. The last turn has
-    r_K + R instead of r_K + gamma V. Turns between two snapshots are one step and share r_t + ... + gamma^n V(s_{t+n})
-    - V(s_t).
+    A continuation is an attempt that left another before a turn (`Trajectory.parent` with token 0). For an attempt,
+    V(s_t) is the mean over all other attempts that continued from s_t. It never contains the attempt's own return, so
+    it is an unbiased baseline. At the start of the task, these are the group's other attempts from there, as in `rloo`.
+    The last turn has r_K + R instead of r_K + gamma V. Turns between two snapshots are one step and share r_t + ... +
+    gamma^n V(s_{t+n}) - V(s_t).
 
-    With `train = "all"` a continuation also learns, from where it left; its shared turns get 0 here, and their credit
-    in the attempt that it left. With `roots`, as in the paper, continuations only estimate values. A step gets 0 if no
-    other attempt continued from its start. Attempts that never branch get the advantage of `rloo` on the total.
+    With `train = "all"` a continuation also learns, from where it left; its shared turns get 0 here, because they get
+    their credit in the attempt that it left. With `roots`, as in the paper, continuations only estimate values. A step
+    gets 0 if no other attempt continued from its start. Attempts that never branch get the advantage of `rloo` on the
+    total.
 
     Computed in float64 over trajectories in the baseline. Raises TrainingError if a reward is not finite, or if an
     attempt left another inside a turn.
@@ -63,7 +64,7 @@ def vine(
 
 
 def _stretches(place: int, returns: Sequence[F64], counted: Flags, found: Snapshots, gamma: float) -> F64:
-    """Return the credit [K] of one attempt, segment by segment between states from which others continued too."""
+    """Return one attempt's credit f64[K], computed between the states from which other attempts continued too."""
     own = returns[place]
     credit = np.zeros(len(own))
     values: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""Learning curves on the lab's worlds: sampled groups, an estimator's gradient, Adam; results are computed exactly."""
+"""Learning curves on the lab's worlds: policies learn from sampled groups with Adam, and are evaluated exactly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RATES = (0.1, 0.3)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Length and speed of learning. A step is `groups` groups (at least one of each task) of `size` attempts."""
+    """Length and rate of learning. Each step has `groups` groups (at least one of each task) of `size` attempts."""
 
     steps: int = 60
     groups: int = 2
@@ -35,9 +35,9 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """Exact expectations of reward and outcome before the first step and after each, f64[steps + 1].
+    """Exact expectations of reward and outcome before the first step and after each step, f64[steps + 1].
 
-    With several agents both are the mean result of a game against the initial policy.
+    With several agents, both are the mean outcome of a seat that plays the learned policy against the initial one.
     """
 
     total: F64
@@ -45,7 +45,7 @@ class Curve:
 
     @property
     def area(self) -> float:
-        """The mean gain in reward over the steps."""
+        """The mean gain in reward over all steps."""
         return float(self.total[1:].mean() - self.total[0])
 
 
@@ -54,7 +54,10 @@ Direction = Callable[[World, F64, np.random.Generator], F64]
 
 
 def learn(world: World, direction: Direction, plan: Plan, *, seed: int, scores: Sequence[Score] | None = None) -> Curve:
-    """Run gradient ascent with Adam from the uniform policy. `scores` [P] are the total rewards of the paths."""
+    """Return the curve of gradient ascent with Adam from the uniform policy.
+
+    `scores` [P] are the rewards of the paths, by default their own outcome and step rewards.
+    """
     rng = np.random.default_rng([seed, plan.size, 23])
     theta = np.zeros(world.parameters)
     first, second = np.zeros_like(theta), np.zeros_like(theta)
@@ -73,12 +76,15 @@ def learn(world: World, direction: Direction, plan: Plan, *, seed: int, scores: 
 
 
 def exact(world: World, pi: F64, rng: np.random.Generator) -> F64:
-    """Return the exact gradient, whatever is sampled: no estimator can do better on average."""
+    """Return the exact gradient, f64[D], as a `Direction` that samples nothing."""
     return truth(world, pi).gradient
 
 
 def sampled(subject: Subject, plan: Plan, scores: Sequence[Score] | None = None) -> Direction:
-    """Return the gradient of `subject` on freshly sampled groups; its state is passed from step to step."""
+    """Return a direction: the gradient of `subject` on freshly sampled groups.
+
+    The estimator's state is kept from step to step.
+    """
     state: Mapping[str, Any] = {}
     known = list(scores or [])
 
@@ -97,7 +103,7 @@ def sampled(subject: Subject, plan: Plan, scores: Sequence[Score] | None = None)
 
 
 def _gains(world: World, scores: Sequence[Score] | None) -> Callable[[F64, F64], tuple[float, float]]:
-    """Return a function (policy, initial policy) -> exact expectations of reward and outcome."""
+    """Return a function (policy, initial policy) -> (expected reward, expected outcome), both exact."""
     made = scores or [plain_score(world, p) for p in range(len(world.paths))]
     total = np.array([score.total for score in made])
     outcome = np.array([sum(path.outcome.values()) for path in world.paths])
@@ -117,23 +123,23 @@ def _gains(world: World, scores: Sequence[Score] | None) -> Callable[[F64, F64],
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Race:
-    """The curves of one estimator on one world at the best rate tried, and those of the exact gradient."""
+    """The curves of one estimator on one world at the best rate tried, relative to that of the exact gradient."""
 
     estimator: str
     process: str
     rate: float
     areas: tuple[float, ...]
     exact: float  # the exact gradient's area, at its own best rate
-    curve: tuple[float, ...] = ()  # the mean over seeds of what is rewarded, by step
+    curve: tuple[float, ...] = ()  # the mean reward over seeds, by step
     refused: str = ""
 
     @property
     def share(self) -> float:
-        """The mean area over the exact gradient's: 1 learns as quickly."""
+        """The mean area relative to that of the exact gradient; 1 means learning as quickly."""
         return float(np.mean(self.areas)) / self.exact if self.areas else math.nan
 
     def to_json(self) -> Any:
-        """Return a JSON-serialisable dictionary; without a rate if the race was not run."""
+        """Return a JSON-serialisable dictionary; its rate is None if the race was refused."""
         return {**asdict(self), "rate": None if self.refused else self.rate}
 
     @property
@@ -144,13 +150,13 @@ class Race:
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Return half the 95 % interval of a mean over seeds, by Student's t; NaN for fewer than two values."""
+    """Return half the width of the 95 % interval of a mean, by Student's t; NaN for fewer than two values."""
     n = len(values)
     return _T95.get(n, 2.0) * float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else math.nan
 
 
 def race_of(body: Any) -> Race:
-    """Invert `Race.to_json`."""
+    """Return the race that `Race.to_json` turned into `body`."""
     rate = math.nan if body["rate"] is None else body["rate"]
     return Race(**{**body, "rate": rate, "areas": tuple(body["areas"]), "curve": tuple(body["curve"])})
 
@@ -164,7 +170,10 @@ def race(
     rates: Sequence[float] = RATES,
     done: Callable[[Race], None] = lambda race: None,
 ) -> list[Race]:
-    """Run every subject on every world with every seed, each at the rate with the largest mean area."""
+    """Return one race per world and subject: learning curves with every seed, at the rate with the largest mean area.
+
+    `done` is called with each race as soon as it is over.
+    """
     found = []
     for world in worlds:
         best = max(learn(world, exact, replace(plan, rate=rate), seed=0).area for rate in rates)

@@ -18,14 +18,14 @@ BIASED, STRAIGHT = COLOURS[1], COLOURS[0]
 
 
 def to_png(figure: Figure, *, dpi: int = 144) -> bytes:
-    """Return a figure as the bytes of a PNG file; `dpi` is its dots per inch."""
+    """Return the figure as the bytes of a PNG file with `dpi` dots per inch."""
     out = BytesIO()
     figure.savefig(out, format="png", dpi=dpi)
     return out.getvalue()
 
 
 def panels(titles: Sequence[str], *, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure and one styled subplot per title."""
+    """Return a figure, and its subplots in the project's style, one per title."""
     rows = max(1, -(-len(titles) // columns))
     figure = Figure(figsize=(width * columns, height * rows + 0.5), facecolor=_LIGHT["paper"], layout="constrained")
     axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).ravel())
@@ -37,7 +37,7 @@ def panels(titles: Sequence[str], *, columns: int, width: float, height: float) 
 
 
 def draw_study(lines: Sequence[Line]) -> Figure:
-    """Plot the progress of each estimator on each process, a dot for each policy, orange if its direction is biased."""
+    """Plot the progress of each estimator on each process: one dot per policy, orange if the direction is biased."""
     processes = list(dict.fromkeys(line.column for line in lines))
     names = list(dict.fromkeys(line.estimator for line in lines))[::-1]
     figure, axes = panels(processes, columns=4, width=3.2, height=0.8 + 0.17 * len(names))
@@ -60,9 +60,9 @@ def draw_study(lines: Sequence[Line]) -> Figure:
 
 
 def draw_sweeps(sweeps: Mapping[str, Sequence[Line]]) -> Figure:
-    """Plot bias after the best scalar (top) and episodes until noise equals signal (bottom) against each knob.
+    """Plot bias after rescaling (top) and the episodes at which noise equals signal (bottom) against each swept knob.
 
-    `size` is the group's, the other knobs are the process's.
+    `size` is the group's size; the other knobs are the process's.
     """
     titles = [f"{what}, by {knob}" for what in ("bias", "episodes") for knob in sweeps]
     figure, axes = panels(titles, columns=len(sweeps), width=3.6, height=2.6)
@@ -82,7 +82,7 @@ def draw_sweeps(sweeps: Mapping[str, Sequence[Line]]) -> Figure:
 
 
 def draw_races(races: Sequence[Race]) -> Figure:
-    """Plot the reward by step: the mean over seeds of each estimator at its best rate."""
+    """Plot the expected reward by step: for each estimator, the mean over seeds at its best learning rate."""
     processes = list(dict.fromkeys(race.process for race in races))
     names = list(dict.fromkeys(race.estimator for race in races))
     figure, axes = panels(processes, columns=4, width=3.2, height=2.4)
@@ -98,12 +98,12 @@ def draw_races(races: Sequence[Race]) -> Figure:
 
 
 def _marks(index: int) -> str:
-    """Return line styles: solid for as many as there are colours, then dashed."""
+    """Return the marker and line style of a series: solid for as many as there are colours, then dashed."""
     return "o-" if index < len(COLOURS) else "s--"
 
 
 def legend(figure: Figure, ax: Axes, columns: int = 4) -> None:
-    """Add a legend of the lines of `ax` above the figure, in at most `columns` columns."""
+    """Add a legend for the lines of `ax` above the figure, in `columns` columns."""
     figure.legend(
         handles=ax.get_lines(), loc="outside upper left", ncols=columns, frameon=False, fontsize=8.5,
         labelcolor=_LIGHT["text"],

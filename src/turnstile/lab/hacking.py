@@ -1,7 +1,7 @@
-"""Gated against direct accumulation of rewards where a step reward can be farmed.
+"""Gated and direct accumulation of rewards compared on a process in which a step reward can be farmed.
 
-The published signature (arXiv 2508.10548): with direct accumulation the total rises while the outcome falls; with gates
-both rise.
+The signature published in arXiv 2508.10548: with direct accumulation the total rises while the outcome falls; with
+gates both rise.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ COMPOSITIONS: Mapping[str, Compose] = {"direct": direct, "gated": gated}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signature:
-    """Mean total and outcome of a composition before and after learning, and their directions by seed."""
+    """The learning curves under one composition, by seed, with their mean total and outcome before and after."""
 
     composition: str
     curves: tuple[Curve, ...]
 
     @property
     def total(self) -> tuple[float, float]:
-        """Before learning, and after the last step."""
+        """The mean total before learning and after the last step."""
         return self._ends([curve.total for curve in self.curves])
 
     @property
@@ -40,8 +40,8 @@ class Signature:
         return self._ends([curve.outcome for curve in self.curves])
 
     @property
-    def published(self) -> tuple[bool, ...]:
-        """By seed, whether the directions are as published: the total up, the outcome down if direct, up if gated."""
+    def matches_paper(self) -> tuple[bool, ...]:
+        """Whether each seed's curves move as published: total up, outcome down if direct and up if gated."""
         wanted = -1.0 if self.composition == "direct" else 1.0
         return tuple(
             bool(curve.total[-1] > curve.total[0] and wanted * (curve.outcome[-1] - curve.outcome[0]) > 0)
@@ -54,7 +54,7 @@ class Signature:
 
 
 def compose_scores(world: World, compose: Compose) -> list[Score]:
-    """Return the scores of every path, [P]: the outcome, and below its gate the environment's step reward."""
+    """Return the score of each path, [P], from the outcome and, one level below its gate, the step reward."""
     terms = (
         make_term("outcome", "signal", level=1, gate=Threshold(value=0.0)),
         make_term("step", "env", level=0),
@@ -72,7 +72,10 @@ def hack(
     seeds: int = 5,
     done: Callable[[], None] = lambda: None,
 ) -> list[Signature]:
-    """Learn with both compositions, from the same policy and with the same seeds."""
+    """Return one signature per composition, all learned from the same initial policy with the same seeds.
+
+    `done` is called after each learning curve.
+    """
     found = []
     for name, compose in COMPOSITIONS.items():
         scores = compose_scores(world, compose)

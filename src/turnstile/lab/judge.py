@@ -1,4 +1,4 @@
-"""The comparison of a mean gradient, and its uncertainty, with the exact one."""
+"""Comparison of a mean gradient, given its uncertainty, with the exact gradient."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from turnstile.lab.controls import Adjusted
 from turnstile.lab.world import F64, Truth
 
 EPISODES = 64
-"""The size of the step that `aligned` is stated for."""
+"""The number of episodes in the step that `aligned` refers to."""
 EXACT = 1e-5
-"""A bias below this share of the gradient is what float32 advantages leave."""
+"""A bias below this share of the gradient is attributed to rounding of the advantages to float32."""
 SIGNIFICANT = 4.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """An estimator's mean gradient m against the exact gradient d of the return. Lengths are relative to d's.
+    """An estimator's mean gradient m compared with the exact gradient d of the return. Lengths are relative to d's.
 
-    Estimators that normalise change the gradient's length, which the learning rate compensates; so `cosine` and
-    `bias_scaled` are after the best scalar. The cosine is NaN if m cannot be distinguished from zero.
+    Estimators that normalise change the gradient's length, for which the learning rate compensates, so `cosine` and
+    `bias_scaled` do not depend on the length of m. The cosine is NaN if m cannot be distinguished from zero.
     """
 
-    exact: bool  # all outcomes were listed
-    length: float  # of m along d: 1 is right
+    exact: bool  # all outcomes were enumerated
+    length: float  # of m along d; 1 is exact
     length_se: float
     cosine: float  # between m and d
-    cosine_low: float  # 95 %
+    cosine_low: float  # 95 % interval
     cosine_high: float
     bias: float  # |m - d|
-    bias_scaled: float  # the smallest |c m - d|
-    z: float  # how surely m is not d, in standard deviations
-    z_direction: float  # and how surely it points elsewhere
-    episodes: float  # as many make the noise as large as m
-    aligned: float  # mean cosine-like progress of one step of 64 episodes: m.d / sqrt(m.m + noise), |d| = 1
+    bias_scaled: float  # the smallest |c m - d| over scalars c
+    z: float  # significance of m differing from d, in standard deviations
+    z_direction: float  # significance of its direction differing from d's
+    episodes: float  # the number of episodes whose mean gradient has noise as large as m
+    aligned: float  # progress of one step of 64 episodes, like a cosine: m.d / sqrt(m.m + noise), |d| = 1
     cosine_outcome: float  # between m and the gradient of the outcome alone
 
     @property
     def biased(self) -> bool:
-        """Whether its direction differs significantly from the exact one."""
+        """Whether the direction differs significantly from the exact one."""
         return self.z_direction > SIGNIFICANT and not self.bias_scaled < EXACT
 
 
@@ -54,7 +54,7 @@ def judge(found: Adjusted, noise: float, true: Truth, *, exact: bool) -> Figures
     across = mean - length * unit
     project = np.eye(len(unit)) - np.outer(unit, unit)
     across_cov = project @ covariance @ project
-    squared = float(across @ across) - float(np.trace(across_cov))  # noise alone would lengthen it
+    squared = float(across @ across) - float(np.trace(across_cov))  # without the length that noise alone adds
     spread = math.sqrt(4 * float(across @ across_cov @ across) + 2 * float(np.square(across_cov).sum()))
     low, mid, high = (math.sqrt(max(0.0, squared + sign * 1.96 * spread)) for sign in (-1, 0, 1))
     total = math.hypot(length, mid)
@@ -83,10 +83,11 @@ def judge(found: Adjusted, noise: float, true: Truth, *, exact: bool) -> Figures
 
 
 def surely(difference: F64, covariance: F64) -> float:
-    """Return by how many standard deviations the length of `difference` exceeds what its noise explains.
+    """Return how many standard deviations the length of `difference` lies above what its noise explains.
 
-    The squared length of noise is nearly a chi-squared with as many degrees as its covariance has (Satterthwaite),
-    whose cube root is nearly normal (Wilson and Hilferty).
+    The noise has this `covariance`. Its squared length is approximately a scaled chi-squared variable with the
+    covariance's effective degrees of freedom (Satterthwaite), whose cube root is approximately normal (Wilson and
+    Hilferty).
     """
     squared, expected = float(difference @ difference), float(np.trace(covariance))
     if expected <= EXACT**2:

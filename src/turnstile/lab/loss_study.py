@@ -1,4 +1,4 @@
-"""Losses and loss multipliers in every setting: the exact gradient each is compared with, and one line of figures."""
+"""Measurements of losses and loss multipliers in every setting, with one line of figures for each."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from turnstile.losses.check import LOSS_MULTIPLIERS, check_loss
 from turnstile.losses.multipliers import with_multipliers
 
 DRIFTS = (0.0, 0.03, 0.1)
-"""How far the policy has moved since it played, in logits."""
+"""How far the policy has moved since it sampled, in logits."""
 GAPS = (0.0, 0.1, 0.3)
-"""How far a sampler's logits are off the trainer's."""
+"""How far the sampler's logits differ from the trainer's."""
 BARE = "no factor"
 PLAIN: TokenLoss = resolve("loss", "reinforce")
-"""Plain policy gradient, the loss that factors are held on."""
+"""Plain policy gradient, the loss with which loss multipliers are measured."""
 
 
 def measure_loss(subject: LossSubject, bench: LossBench) -> Figures:
     """Return the figures of `subject` on `bench`, against the gradient of the expected return.
 
-    A loss that ignores advantages is compared with the gradient of what it regularises. Raises TurnstileError if it
-    needs what the lab does not have, or if the lab knows no objective of it.
+    A loss that ignores advantages is compared with the gradient of the quantity that it regularises. Raises
+    TurnstileError if the loss needs something that the lab does not have, or if its objective is unknown.
     """
     if subject.name in REGULARISERS:
         return measure_regulariser(subject, bench)
@@ -46,7 +46,7 @@ def measure_loss(subject: LossSubject, bench: LossBench) -> Figures:
 
 
 def follows_advantage(subject: LossSubject, bench: LossBench) -> bool:
-    """Return whether the gradient depends on the advantages; a regulariser's does not."""
+    """Return whether the gradient depends on the advantages; that of a regulariser does not."""
     few = replace(bench, batches=bench.batches[:8], logits=bench.logits[:8])
     return not np.allclose(gradients(subject, few), gradients(subject, few, scale=-2.0), atol=1e-12)
 
@@ -58,14 +58,17 @@ def study_losses(
     drifts: Sequence[float] = DRIFTS,
     done: Callable[[Line], None] = lambda found: None,
 ) -> list[Line]:
-    """Measure every loss in every setting, at the sampling policy and after the policy has moved."""
+    """Return one line per loss, setting and drift; at drift 0 the policy is still the one that sampled.
+
+    `done` is called with each line as soon as it is measured.
+    """
     return _study(subjects, settings, drifts, loss_bench, measure_loss, done)
 
 
 def study_whole(subjects: Sequence[LossSubject], settings: Sequence[Setting]) -> list[Line]:
-    """Measure every regulariser among `subjects` against the gradient of its expectation over whole episodes.
+    """Return one line per setting and regulariser among `subjects`, at the sampling policy.
 
-    The policy is the one that sampled.
+    The exact gradient is that of the regulariser's expectation over whole episodes.
     """
     chosen = [each for each in subjects if each.name in REGULARISERS]
     measure = functools.partial(measure_regulariser, whole=True)
@@ -79,9 +82,9 @@ def study_factors(
     gaps: Sequence[float] = GAPS,
     done: Callable[[Line], None] = lambda found: None,
 ) -> list[Line]:
-    """Measure every loss multiplier in every setting where the sampler's logits differ from the trainer's.
+    """Return one line per loss multiplier, setting and gap between the logits of sampler and trainer.
 
-    The exact gradient is that of the trainer's policy.
+    The exact gradient is that of the trainer's policy. `done` is called with each line as soon as it is measured.
     """
     return _study(subjects, settings, gaps, functools.partial(loss_bench, proximal="trainer"), measure_loss, done)
 
@@ -105,19 +108,19 @@ def _study(
 
 
 def factor_subject(kind: str, knobs: Mapping[str, Any] | None = None) -> LossSubject:
-    """Return plain policy gradient with the loss multiplier of this kind. Raises ConfigError for an unknown one."""
+    """Return plain policy gradient with the loss multiplier of this kind. Raises ConfigError if the kind is unknown."""
     given = dict(knobs or {})
     loss = with_multipliers(PLAIN, [functools.partial(resolve("loss_multiplier", kind), **given)])
     return LossSubject(name=kind, loss=loss, knobs=given, broken=check_loss(loss))
 
 
 def multiplier_subjects(kind: str) -> list[LossSubject]:
-    """Return the kind with its defaults, and with each set of knobs that it declares."""
+    """Return one subject for the kind with its defaults, and one for each set of knobs that it declares."""
     knobs = [each.knobs for each in LOSS_MULTIPLIERS if each.kind == kind and each.knobs]
     return [factor_subject(kind, each) for each in ({}, *knobs)]
 
 
 def every_factor() -> list[LossSubject]:
-    """Return plain policy gradient without a loss multiplier, and with each of the table."""
+    """Return plain policy gradient without a loss multiplier, then with each loss multiplier of the table."""
     bare = LossSubject(name=BARE, loss=PLAIN, broken=check_loss(PLAIN))
     return [bare, *(each for kind in KINDS["loss_multiplier"] for each in multiplier_subjects(kind))]

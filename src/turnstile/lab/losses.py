@@ -1,8 +1,8 @@
-"""Gradients of token losses on real batches of the lab's worlds; `loss_study` compares them with exact ones.
+"""Gradients of token losses on sampled batches of the lab's worlds, which `loss_study` compares with exact ones.
 
-The whole computation of a training step is differentiated: groups, leave-one-out advantages, rows, weights, a forest,
-the loss, and a softmax policy whose parameters are its logits. With `drift` the policy has moved since it sampled, as
-in the later mini-batches of a step, or as when the sampler's numbers differ from the trainer's.
+The gradient is that of a whole training step: groups, leave-one-out advantages, rows, weights, a forest, the loss, and
+a softmax policy whose parameters are its logits. With `drift`, the policy differs from the one that sampled, as it does
+in the later mini-batches of a step, or when the sampler's logits differ from the trainer's.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from turnstile.losses.base import Metrics, TokenLoss
 from turnstile.losses.check import DECLARED, check_loss
 from turnstile.types import F32, Row
 
-_BUDGET = 1 << 20  # everything in one forest
+_BUDGET = 1 << 20  # tokens; large enough that a step fits into one forest
 PAST = 0.8
 Weights = Callable[[Sequence[Row]], list[F32]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossSubject:
-    """A loss with its knobs bound. `broken` are the invariants it breaks: number -> a counterexample."""
+    """A loss with its knobs bound. `broken` maps the number of each invariant that it breaks to a counterexample."""
 
     name: str
     loss: Callable[..., tuple[Tensor, Metrics]]  # (logprobs f32[N], batch)
@@ -50,7 +50,7 @@ class LossSubject:
 
 
 def loss_subject(kind: str, knobs: Mapping[str, Any] | None = None) -> LossSubject:
-    """Return the loss of this kind. Raises ConfigError for an unknown one."""
+    """Return the loss of this kind with its knobs bound. Raises ConfigError if the kind is unknown."""
     loss: TokenLoss = resolve("loss", kind)
     given = dict(knobs or {})
     bound = functools.partial(loss, **given)
@@ -58,27 +58,27 @@ def loss_subject(kind: str, knobs: Mapping[str, Any] | None = None) -> LossSubje
 
 
 def declared_losses(kind: str) -> list[LossSubject]:
-    """Return the kind with each set of knobs that it declares, or with its defaults if it declares none."""
+    """Return one subject for each set of knobs that the kind declares, or one with its defaults if it declares none."""
     knobs = [each.knobs for each in DECLARED if each.kind == kind]
     return [loss_subject(kind, each) for each in knobs or [{}]]
 
 
 def every_loss() -> list[LossSubject]:
-    """Return every kind of the table with each set of knobs that it declares."""
+    """Return every kind of the table with each set of knobs that it declares, or with its defaults."""
     return [each for kind in KINDS["loss"] for each in declared_losses(kind)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossBench:
-    """Batches of one world, sampled under one policy and differentiated at another."""
+    """Batches of one world that are sampled under one policy and differentiated at another."""
 
     world: World
-    theta: F64  # [D] where the gradient is taken
-    true: Truth  # there
-    before: Truth  # where the policy stood when it played
+    theta: F64  # [D] the logits at which the gradient is taken
+    true: Truth  # under the policy of `theta`
+    before: Truth  # under the sampling policy
     drift: float
-    policies: Mapping[str, F64]  # extras of the batches that are other policies' word -> those policies, f64[D]
-    past: float  # the mean entropy of earlier steps, in nats: `PAST` of what it was when this one was played
+    policies: Mapping[str, F64]  # name of an extra with log-probabilities -> the policy that gives them, f64[D]
+    past: float  # the mean entropy of earlier steps, in nats: `PAST` times the sampling policy's
     drawn: Drawn
     controls: Controls
     batches: list[Batch]
@@ -86,12 +86,12 @@ class LossBench:
 
     @property
     def visits(self) -> F64:
-        """How often an episode samples a token at each node, f64[nodes], under the sampling policy."""
+        """How many tokens the sampling policy samples at each node per episode, f64[nodes]."""
         return visits(self.world, self.before.probabilities)
 
 
 def visits(world: World, probabilities: F64) -> F64:
-    """Return how often an episode samples a token at each node, f64[nodes]; tasks have equal weight."""
+    """Return how many tokens are sampled at each node per episode, f64[nodes]; tasks have equal weight."""
     share = probabilities[world.path_of] / len(world.process.starts)
     return sums(world.node[world.logits], share, world.nodes)
 
@@ -103,11 +103,11 @@ def loss_bench(
     weights: Weights | None = None,
     proximal: Literal["sampler", "trainer"] = "sampler",
 ) -> LossBench:
-    """Return steps of two groups each (or one group of each task).
+    """Return a bench whose steps have two groups each, or one group per task if there are more tasks.
 
-    `drift` is the root mean square by which each logit has moved since sampling, or by which the trainer's differ from
-    the sampler's: `proximal` says which of them gives the policy before the step. `weights` returns the tokens' shares
-    of a step, [rows] -> f32[L] each; by default every token counts one over the attempts, as in the exact gradient.
+    `drift` is the standard deviation by which logits have moved since sampling, or by which those of sampler and
+    trainer differ. `proximal` says which of the two is the policy before the step. `weights` returns the loss weights
+    of tokens, [rows] -> f32[L] each; by default each is 1 / the number of attempts, as in the exact gradient.
     """
     world = list_world(setting.process)
     played = some_policy(world, seed=setting.seed)
@@ -123,10 +123,10 @@ def loss_bench(
     logits = [torch.from_numpy(each) for each in np.split(drawn.logits, ends[:-1])]
     batches = [_batch(drawn, n, share) for n in range(len(paths))]
     policies = {
-        "ref_logprobs": np.zeros_like(theta),  # a reference that has no preference
+        "ref_logprobs": np.zeros_like(theta),  # the uniform policy
         "proximal_logprobs": played if proximal == "sampler" else theta,
-        "teacher_logprobs": theta + true.gradient / np.linalg.norm(true.gradient),  # one that does better
-        "feedback_logprobs": some_policy(world, seed=setting.seed + 1),  # one that does otherwise
+        "teacher_logprobs": theta + true.gradient / np.linalg.norm(true.gradient),  # a better policy
+        "feedback_logprobs": some_policy(world, seed=setting.seed + 1),  # an unrelated policy
     }
     pis = {name: world.policy(each) for name, each in policies.items()}
     logs = {name: torch.from_numpy(np.log(pi)).float() for name, pi in pis.items()}
@@ -155,7 +155,7 @@ def loss_bench(
 
 
 def _batch(drawn: Drawn, n: int, weights: Weights) -> Batch:
-    """Return one step as the trainer would pack it."""
+    """Return step n as the trainer would pack it."""
     advantages = rloo(drawn.steps[n], drawn.scores[n])
     trajectories = [trajectory for group in drawn.steps[n] for trajectory in group.trajectories]
     rows = [row for one, turns in zip(trajectories, advantages, strict=True) for row in rows_of(one, turns)]
@@ -164,7 +164,7 @@ def _batch(drawn: Drawn, n: int, weights: Weights) -> Batch:
 
 
 def gradients(subject: LossSubject, bench: LossBench, *, scale: float = 1.0) -> F64:
-    """Return minus the gradient of each step's sum(weights * loss), f64[steps, D]; `scale` scales the advantages."""
+    """Return minus the gradient of each step's sum(weights * loss), f64[steps, D]. `scale` scales the advantages."""
     result = np.zeros((len(bench.batches), len(bench.theta)))
     node = torch.from_numpy(bench.world.node)
     for n, (batch, logits) in enumerate(zip(bench.batches, bench.logits, strict=True)):
@@ -189,7 +189,7 @@ def log_policy(theta: Tensor, node: Tensor) -> Tensor:
 
 
 def _by_node(theta: Tensor, node: Tensor) -> Tensor:
-    """Return the logits by node, [nodes, largest node], padded with minus infinity."""
+    """Return the logits by node, [nodes, size of the largest node], padded with minus infinity."""
     place = torch.arange(len(node)) - torch.searchsorted(node, node)
     table = torch.full((int(node[-1]) + 1, int(place.max()) + 1), -torch.inf, dtype=theta.dtype)
     return table.index_put((node, place), theta)

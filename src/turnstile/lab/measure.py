@@ -1,4 +1,4 @@
-"""One estimator on one world: the mean of its gradient against the exact one, and its noise."""
+"""Measurement of one estimator on one world: its mean gradient compared with the exact one, and its noise."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from turnstile.lab.world import F64, I64, Truth, World, truth
 from turnstile.types import Score
 
 MOST_GROUPS = 4096
-"""A group's outcomes are listed rather than sampled where there are no more of them."""
+"""All possible groups are enumerated if there are at most this many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """An estimator with its knobs. `broken` are the invariants it breaks: number -> a counterexample."""
+    """An estimator with its knobs. `broken` maps the number of each invariant that it breaks to a counterexample."""
 
     name: str
     estimator: Estimator
@@ -40,7 +40,7 @@ class Subject:
 
 
 def label(name: str, knobs: Mapping[str, Any]) -> str:
-    """Return a name with its knobs, like grpo (scale=none)."""
+    """Return a name with its knobs, such as "grpo (scale=none)"."""
     shown = ", ".join(f"{knob}={value}" for knob, value in knobs.items())
     return f"{name} ({shown})" if shown else name
 
@@ -69,10 +69,10 @@ def make_bench(
     branched: bool = False,
     scores: Sequence[Score] | None = None,
 ) -> Bench:
-    """Return a bench with about `groups` groups of `size` attempts, two a step, or one of each task if there are more.
+    """Return a bench with about `groups` groups of `size` attempts.
 
-    `scores` [P] are the scores of the paths if they are not their own outcome and step rewards, which still define the
-    exact gradient.
+    Each step has two groups, or one of each task if there are more tasks. `scores` [P] replaces the paths' own outcomes
+    and step rewards, which still define the exact gradient.
     """
     pi = world.policy(theta)
     true = truth(world, pi)
@@ -98,7 +98,7 @@ def make_bench(
 
 
 def credit(subject: Subject, drawn: Drawn) -> tuple[F64, bool]:
-    """Return the advantages of all tokens in order, and whether the estimator keeps state between steps."""
+    """Return the advantages of all tokens in order, f64[tokens], and whether the estimator keeps state."""
     state: Mapping[str, Any] = {}
     parts: list[Any] = []
     for n, (groups, scores) in enumerate(zip(drawn.steps, drawn.scores, strict=True)):
@@ -110,9 +110,9 @@ def credit(subject: Subject, drawn: Drawn) -> tuple[F64, bool]:
 def measure(subject: Subject, bench: Bench, *, exact: bool | None = None) -> Figures:
     """Return the figures of `subject` on `bench`.
 
-    `exact`: enumerate all outcomes of a group instead of sampling; by default if there are at most 4,096 and the
-    estimator looks at one group at a time and keeps no state. Raises TurnstileError if it needs what the lab does not
-    have.
+    With `exact`, all outcomes of a group are enumerated instead of sampled. This is the default if there are at most
+    4,096 of them, attempts do not branch, and the estimator treats groups separately and keeps no state. Raises
+    TurnstileError if it needs something that the lab does not have.
     """
     values, remembers = credit(subject, bench.drawn)
     if exact is None:
@@ -129,14 +129,14 @@ def measure(subject: Subject, bench: Bench, *, exact: bool | None = None) -> Fig
 
 
 def outcomes(bench: Bench) -> int:
-    """Return the number of ways in which the groups of all tasks can turn out."""
+    """Return the number of possible groups, summed over tasks."""
     return int(sum(count**bench.size for count in np.bincount(bench.world.task).tolist()))
 
 
 def enumerate_gradient(advantages: Callable[[Drawn], F64], bench: Bench) -> tuple[F64, float]:
     """Return the exact mean of the gradient, f64[D], and its noise for one episode.
 
-    The noise is the covariance's trace times the episodes of a group.
+    The noise is the trace of a group's gradient covariance, times the number of episodes in a group.
     """
     tasks = len(bench.player.tasks)
     mean, second = np.zeros(bench.world.parameters), 0.0

@@ -1,4 +1,4 @@
-"""Paths of a world as the groups, trajectories and scores that estimators receive in training."""
+"""Conversion of a world's paths to the groups, trajectories and scores that estimators receive in training."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from turnstile.lab.world import F64, I64, World, accumulate, expected_returns
 from turnstile.types import F32, I32, Completion, Group, Message, Sampling, Score, Stop, Task, Trajectory, Turn
 
 _SAMPLING = Sampling()
-_WORDS = 100  # token ids from here on are the observations', which are never sampled
+_WORDS = 100  # first token id of the observations, which are never sampled
 Parent = tuple[int, int, int] | None
 GroupScores = list[list[Score]]
 _Array = TypeVar("_Array", I32, F32)
 
 
 class Player:
-    """A factory of the objects of one world under one policy `pi` f64[D]; those of a path are made once."""
+    """Makes the tasks, trajectories, groups and scores of one world under one policy `pi` f64[D].
+
+    Each path's trajectory is made once and then reused.
+    """
 
     def __init__(self, world: World, pi: F64, scores: Sequence[Score] | None = None) -> None:
-        """Make the factory; `scores` [P] are the scores of the paths, by default their own outcome and step rewards."""
+        """Prepare the world's tasks; `scores` [P] defaults to each path's own outcome and step rewards."""
         self.world, self.pi = world, pi
         self._logs = np.log(np.maximum(pi, 1e-300)).astype(np.float32)
         self._entropies = world.entropies(pi).astype(np.float32)
@@ -36,13 +39,16 @@ class Player:
         self.tasks = [Task(id=f"{process.name}-{n}", env=process.name) for n in range(len(process.starts))]
 
     def trajectory(self, path: int) -> Trajectory:
-        """Return the trajectory of a path, as attempt 0 of no group."""
+        """Return the trajectory of a path, as attempt 0 with an empty group id."""
         if path not in self._trajectories:
             self._trajectories[path] = self._make(path)
         return self._trajectories[path]
 
     def group(self, name: str, paths: Sequence[int], parents: Sequence[Parent] = ()) -> Group:
-        """Return a group with these paths as attempts 0, 1, ..., all of one task; `parents` says which branched."""
+        """Return a group with these paths as attempts 0, 1, ...; all are of one task.
+
+        `parents` gives, for each attempt, the point at which it branched from another one, or None.
+        """
         task = self.tasks[self.world.task[paths[0]]]
         return Group(
             id=name,
@@ -57,9 +63,9 @@ class Player:
         return [self._scores[path] for path in paths]
 
     def exact(self, path: int) -> tuple[list[F32], list[F32]]:
-        """Return an exact critic's values before and after each sampled token of a path, [turn] -> f32[n].
+        """Return an exact critic's values before and after each sampled token of a path, both as [turn] -> f32[n].
 
-        The value is the expected return of the turn's agent from that turn on.
+        A value is the expected return to go of the agent whose turn it is.
         """
         if not self._exact:
             world = self.world
@@ -69,14 +75,14 @@ class Player:
         return self._exact[path]
 
     def turn_contributions(self, path: int) -> F32:
-        """Return what each turn of a path adds to the outcome, f32[K], by the least squares of `contributions`."""
+        """Return how much each turn of a path contributes to the outcome, f32[K], according to `contributions`."""
         if not self._contributed:
             found = contributions(self.world, self.world.probabilities(self.pi))
             self._contributed = [_frozen(own.astype(np.float32)) for own in found]
         return self._contributed[path]
 
     def _by_turn(self, flat: F64) -> list[list[F32]]:
-        """Return f64[tokens of all paths] as [path][turn] -> f32[n]."""
+        """Return the values f64[tokens of all paths] as [path][turn] -> f32[n]."""
         tokens = iter(flat.astype(np.float32))
         return [
             [_frozen(np.array([next(tokens) for _ in step.tokens], dtype=np.float32)) for step in found.steps]
@@ -125,7 +131,7 @@ class Player:
 
 
 def plain_score(world: World, path: int) -> Score:
-    """Return a path's own outcome and step rewards, added up."""
+    """Return the score of a path from its own outcome and step rewards, without weights or gates."""
     found = world.paths[path]
     turn = _frozen(np.array([step.reward for step in found.steps], dtype=np.float32))
     outcome = dict(found.outcome)
@@ -143,29 +149,29 @@ def _views(world: World) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawn:
-    """Sampled steps: N steps of B groups of G attempts.
+    """N sampled steps of B groups with G attempts each.
 
-    Tasks alternate, so N and B are chosen such that every step holds each task equally often.
+    Tasks alternate among the groups of a step; callers choose B so that every task is represented.
     """
 
     player: Player
-    at: F64  # [D] the policy whose log-probabilities are differentiated: the player's own, or a later one
+    at: F64  # [D] the policy whose log-probabilities are differentiated: the player's own or a later one
     paths: I64  # [N, B, G]
     steps: list[list[Group]]  # [N][B]
     scores: list[GroupScores]  # [N][B][G]
     owner: I64  # [tokens] the step of each token
-    tokens: I64  # [tokens] its place among the tokens of all paths
+    tokens: I64  # [tokens] the index of each token among the tokens of all paths
 
     @property
     def logits(self) -> I64:
-        """[tokens]: the index of each token's logit."""
+        """The index of each token's logit, i64[tokens]."""
         return self.player.world.logits[self.tokens]
 
     def aux(self, n: int) -> dict[str, Any]:
-        """Return what exact auxiliary models would add to step n.
+        """Return the predictions that exact auxiliary models would make for step n.
 
-        [trajectory][turn] -> f32[n]: `values`, and `implicit`, by which each token changes them. [trajectory] ->
-        f32[K]: `q` and `v` of turns, and `progress`, their contributions to the outcome.
+        [trajectory][turn] -> f32[n]: `values`, and `implicit`, the change of value that each token causes. [trajectory]
+        -> f32[K]: `q` and `v` of each turn, and `progress`, its contribution to the outcome.
         """
         paths = self.paths[n].ravel().tolist()
         exact = [self.player.exact(path) for path in paths]
@@ -178,9 +184,9 @@ class Drawn:
         }
 
     def gradients(self, advantages: F64) -> F64:
-        """Return each step's update, f64[N, D]: sum of A * gradient of the log-probability, over the step's attempts.
+        """Return each step's gradient, f64[N, D]: sum of A * gradient of the log-probability, averaged over attempts.
 
-        The advantages are of all tokens in the order of steps, groups, attempts, turns and tokens.
+        `advantages` holds all tokens in the order of steps, groups, attempts, turns and tokens.
         """
         world, (n, b, g) = self.player.world, self.paths.shape
         return accumulate(world, self.at, self.owner, self.logits, advantages / (b * g), n)
@@ -189,7 +195,10 @@ class Drawn:
 def deal(
     player: Player, paths: I64, *, at: F64 | None = None, parents: Sequence[Sequence[Sequence[Parent]]] = ()
 ) -> Drawn:
-    """Return the objects of these paths, [N, B, G]; `parents` [N][B][G] if attempts branched from each other."""
+    """Return the steps made of `paths` [N, B, G]; `parents` [N][B][G] says where attempts branched, if any did.
+
+    `at` f64[D] is the policy whose log-probabilities are differentiated, by default the player's own.
+    """
     world, (n, b, g) = player.world, paths.shape
     steps = [
         [player.group(f"g{s}-{k}", paths[s, k].tolist(), parents[s][k] if parents else ()) for k in range(b)]
@@ -211,7 +220,10 @@ def deal(
 
 
 def draw_paths(world: World, probabilities: F64, rng: np.random.Generator, n: int, groups: int, size: int) -> I64:
-    """Sample paths [n, groups, size] from `probabilities` f64[P]; group k of every step is of task k mod tasks."""
+    """Return sampled paths [n, groups, size]; group k of every step is of task k modulo the number of tasks.
+
+    `probabilities` f64[P] are those of each path given its task.
+    """
     tasks = len(world.process.starts)
     result = np.zeros((n, groups, size), dtype=np.int64)
     for k in range(groups):
@@ -224,16 +236,16 @@ def draw_paths(world: World, probabilities: F64, rng: np.random.Generator, n: in
 def branch_paths(
     world: World, probabilities: F64, rng: np.random.Generator, n: int, groups: int, size: int
 ) -> tuple[I64, list[list[list[Parent]]]]:
-    """Sample paths [n, groups, size] and their parents, where the later half of a group branches from the earlier.
+    """Return sampled paths [n, groups, size] and parents; the second half of each group branches from the first.
 
-    Attempt i of the later half equals attempt i - size/2 up to a random turn, and is sampled by itself from there; if
-    its parent ended before that turn, it is sampled among all paths that did. So each attempt alone is distributed as
-    one that is sampled from the start.
+    Each branched attempt shares its parent's history up to a random turn and is sampled independently from there. If
+    the parent ended before that turn, the attempt is sampled from all paths of the task that did. So each attempt on
+    its own is distributed as if sampled from the start.
     """
     roots = draw_paths(world, probabilities, rng, n, groups, size - size // 2)
     longest = max(len(path.steps) for path in world.paths)
     cuts = rng.integers(1, max(2, longest), size=(n, groups, size // 2))
-    alike = _alike(world, longest)
+    alike = _same_history(world, longest)
     paths = np.concatenate([roots, roots[:, :, : size // 2]], axis=2)
     parents: list[list[list[Parent]]] = [[[None] * size for _ in range(groups)] for _ in range(n)]
     for s, k, i in np.ndindex(*cuts.shape):
@@ -247,10 +259,10 @@ def branch_paths(
     return paths, parents
 
 
-def _alike(world: World, longest: int) -> list[list[I64]]:
-    """Return, by turn and path, the paths of its task with the same history up to that turn.
+def _same_history(world: World, longest: int) -> list[list[I64]]:
+    """Return, for each turn and path, the paths of its task with the same history up to that turn.
 
-    For a path that has ended by then, these are all paths that have.
+    For a path that has already ended, these are all paths of its task that have ended.
     """
     found = []
     for cut in range(longest):

@@ -1,7 +1,7 @@
 """Tabular decision processes: states, actions of one to three tokens, random transitions, rewards.
 
-The policy only sees a state's `view`, so it cannot distinguish two states with one view; `key` is what the environment
-would report as the state (`Turn.state_key`), which is never the history and need not be the full state.
+The policy only sees a state's `view`, so it cannot tell apart two states with the same view. `key` is the state that an
+environment would report (`Turn.state_key`); it is never the history and need not be the full state.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 
 State = tuple[Any, ...]
 Menu = tuple[tuple[int, ...], ...]
-"""The actions a state offers, each as its tokens; none is the beginning of another."""
+"""The actions of a state, each as its tokens; none is a prefix of another."""
 
 THREE: Menu = ((0,), (1, 0), (1, 1))
-"""Three actions, of one, two and two tokens."""
+"""Three actions, with one, two and two tokens."""
 SOLO = "agent"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Branch:
-    """One possible result of an action. `state` None: the episode is over, with `outcome` by agent."""
+    """One possible result of an action. If `state` is None, the episode is over, with `outcome` by agent."""
 
     chance: float = 1.0
     reward: float = 0.0  # the step reward of this turn
@@ -30,18 +30,21 @@ class Branch:
 
 
 def goes_on(state: State, reward: float = 0.0, chance: float = 1.0) -> Branch:
-    """Return the branch that leads to `state`, taken with the probability `chance`."""
+    """Return a branch to `state` that has the probability `chance`."""
     return Branch(chance=chance, reward=reward, state=state)
 
 
 def ends(outcome: float, reward: float = 0.0, chance: float = 1.0) -> Branch:
-    """Return the branch that ends the episode with `outcome`, taken with the probability `chance`."""
+    """Return a branch that ends the episode with `outcome` and has the probability `chance`."""
     return Branch(chance=chance, reward=reward, outcome={SOLO: outcome})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Process:
-    """A process with a finite number of paths. One start is one task; `step` takes the index of an action."""
+    """A process with a finite number of paths. Each start is one task.
+
+    `step` takes a state and the index of an action in the state's menu.
+    """
 
     name: str
     starts: tuple[State, ...]
@@ -50,7 +53,7 @@ class Process:
     view: Callable[[State], str]
     key: Callable[[State], str]
     seat: Callable[[State], str] = lambda state: SOLO
-    tag: Callable[[State, int], str] = lambda state, action: "act"  # what kind of turn the action makes
-    potential: Callable[[State], float] = lambda state: 0.0  # how near a state is to the end, for shaping rewards
-    subgoal: Callable[[State], str] = lambda state: ""  # what is pursued there, as an agent that plans would name it
+    tag: Callable[[State, int], str] = lambda state, action: "act"  # the kind of turn that an action makes
+    potential: Callable[[State], float] = lambda state: 0.0  # how close a state is to success, for shaping rewards
+    subgoal: Callable[[State], str] = lambda state: ""  # what a planning agent would name as its current subgoal
     knobs: Mapping[str, Any]

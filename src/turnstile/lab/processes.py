@@ -10,10 +10,10 @@ from turnstile.lookup import nearest
 
 
 def delayed(*, horizon: int = 4, delay: int = 2) -> Process:
-    """Return a process with a better and a worse choice in every turn, rewarded `delay` turns later.
+    """Return a process with a bad, a fair and a good action in every turn, rewarded `delay` turns later.
 
-    Outstanding rewards are paid at the end. `delay` 0 rewards at once; `horizon` or more gives everything as the
-    outcome.
+    At the end, all outstanding rewards become the outcome. With `delay` 0 every action is rewarded at once; with
+    `horizon` or more, everything is paid as the outcome.
     """
     worth = (0.0, 0.25, 1.0)
 
@@ -38,7 +38,7 @@ def delayed(*, horizon: int = 4, delay: int = 2) -> Process:
 
 
 def lock(*, length: int = 3) -> Process:
-    """Return a combination lock: 1 if every digit was right, without a hint which was wrong.
+    """Return a combination lock: the outcome is 1 if every digit was right, with no hint about which one was wrong.
 
     There are two tasks: the whole lock, and an easy one with only the last digit left.
     """
@@ -62,9 +62,9 @@ def lock(*, length: int = 3) -> Process:
 
 
 def key_door(*, distractors: int = 3) -> Process:
-    """Return a process whose first turn takes the key or not and whose last opens the door or not.
+    """Return a process whose first turn may take the key, and whose last turn may open the door with it.
 
-    The gambles in between add noise to the outcome. The key is not observable.
+    The turns in between offer gambles, which add noise to the return. The policy cannot observe whether it has the key.
     """
     last = distractors + 1
 
@@ -95,9 +95,10 @@ def key_door(*, distractors: int = 3) -> Process:
 
 
 def stopping(*, horizon: int = 3) -> Process:
-    """Return a process that the policy ends itself: stop, a slow turn (+0.25), or a quick one.
+    """Return a process that the policy may end early: in each turn it stops, or takes a slow (+0.25) or a quick step.
 
-    A quick turn gains 0.75, and with probability 1/4 ends in a crash (-1). The last turn ends in any case.
+    A quick step gains 0.75 with probability 3/4, and otherwise crashes, which ends the episode with -1. The episode
+    ends after the last turn in any case.
     """
 
     def step(state: State, action: int) -> tuple[Branch, ...]:
@@ -123,9 +124,9 @@ def stopping(*, horizon: int = 3) -> Process:
 
 
 def walk(*, horizon: int = 5) -> Process:
-    """Return a walk on a line from the middle: 1 at the right end, 0 at the left end or when time is up.
+    """Return a walk on a line from the middle: the outcome is 1 at the right end, 0 at the left end or out of time.
 
-    Paths meet again: the position is all that is observed, and it is the state key too, whatever the time.
+    Paths meet again: both the view and the state key are the position alone, whatever the time.
     """
 
     def step(state: State, action: int) -> tuple[Branch, ...]:
@@ -148,10 +149,10 @@ def walk(*, horizon: int = 5) -> Process:
 
 
 def misaligned(*, horizon: int = 4, needed: int = 3) -> Process:
-    """Return a process where a step reward of 0.5 can be farmed without progress.
+    """Return a process in which a step reward of 0.5 can be farmed without progress.
 
-    Work counts towards the outcome, which is 1 after `needed` turns of it. Added up, farming in every turn is worth
-    more than solving the task.
+    Action 0 is work; the outcome is 1 after `needed` turns of it. With the defaults, farming in every turn adds up to
+    more than solving the task does.
     """
 
     def step(state: State, action: int) -> tuple[Branch, ...]:
@@ -173,9 +174,9 @@ def misaligned(*, horizon: int = 4, needed: int = 3) -> Process:
 
 
 def two_seat(*, pile: int = 6) -> Process:
-    """Return a game of two agents with one policy: each takes one to three of a pile in turn.
+    """Return a game of two agents with one policy, which alternately take one to three items from a pile.
 
-    The agent that takes the last wins 1, the other loses 1. Each agent's tokens account for its own outcome.
+    The agent that takes the last item wins 1, the other loses 1. Each agent's tokens account for its own outcome.
     """
     seats = ("first", "second")
 
@@ -209,11 +210,11 @@ PROCESSES: dict[str, Callable[..., Process]] = {
     "misaligned": misaligned,
     "two_seat": two_seat,
 }
-"""name -> a function that makes it; its knobs are the function's."""
+"""name -> a function that makes the process; its parameters are the knobs."""
 
 
 def make(name: str, **knobs: int) -> Process:
-    """Return the process of that name. Raises ConfigError that names the nearest known one."""
+    """Return the process with this name. Raises ConfigError, suggesting the nearest known name, if there is none."""
     if name not in PROCESSES:
         raise ConfigError(f"the lab has no process {name!r}; {nearest(name, PROCESSES)}")
     return PROCESSES[name](**knobs)

@@ -1,9 +1,9 @@
-"""Losses that ignore advantages, against the exact gradients of the quantities that they regularise.
+"""Measurement of losses that ignore advantages against the exact gradients of the quantities that they regularise.
 
-Each has a number at every node, like a divergence from a reference. There are two objectives: the sum over the nodes
-that the policy visited while sampling, which is all that a loss of tokens can see; and the expectation over the
-episodes of the differentiated policy (`whole`), in which a token accounts for the states that it leads to too. The
-value loss has an objective of its own, the squared distance to the exact value, in the values of nodes.
+Each regularises a number at every node, such as a divergence from a reference. There are two objectives. The first is
+the sum over the nodes visited while sampling, which is all that a token loss can see. The second (`whole`) is the
+expectation over episodes of the differentiated policy, in which a token also accounts for the states that it leads to.
+The value loss has its own objective: the squared distance of each node's value from the exact one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from turnstile.lab.losses import LossBench, LossSubject, gradients, log_policy, 
 from turnstile.lab.world import F64, sums
 
 OFF = 0.5
-"""The standard deviation by which a critic's values are off the exact ones before the step."""
+"""The standard deviation of the error in a critic's values before the step."""
 Numbers = Callable[[Tensor, LossBench, Mapping[str, Any]], Tensor]
 """(log-probabilities f64[D], bench, the loss's knobs) -> one number for each node, f64[nodes]."""
 
@@ -32,8 +32,8 @@ def _by_node(bench: LossBench, values: Tensor) -> Tensor:
     return torch.zeros(bench.world.nodes, dtype=values.dtype).index_add(0, torch.from_numpy(bench.world.node), values)
 
 
-def _from(name: str) -> Numbers:
-    """Return the divergence of the policy from another."""
+def _divergence_from(name: str) -> Numbers:
+    """Return a function that computes KL(policy || the policy `name`) at each node, f64[nodes]."""
 
     def numbers(logs: Tensor, bench: LossBench, knobs: Mapping[str, Any]) -> Tensor:
         return _by_node(bench, logs.exp() * (logs - torch.from_numpy(bench.policies[name]).log()))
@@ -41,38 +41,39 @@ def _from(name: str) -> Numbers:
     return numbers
 
 
-def _of_reference(logs: Tensor, bench: LossBench, knobs: Mapping[str, Any]) -> Tensor:
+def _forward_divergence(logs: Tensor, bench: LossBench, knobs: Mapping[str, Any]) -> Tensor:
     reference = torch.from_numpy(bench.policies["ref_logprobs"])
     return _by_node(bench, reference * (reference.log() - logs))
 
 
-def _outside(logs: Tensor, bench: LossBench, knobs: Mapping[str, Any]) -> Tensor:
+def _distance_from_band(logs: Tensor, bench: LossBench, knobs: Mapping[str, Any]) -> Tensor:
     entropy = -_by_node(bench, logs.exp() * logs)
     low, high = (float(knobs.get(name, default)) * bench.past for name, default in (("low", 0.8), ("high", 1.2)))
     return torch.maximum((low - entropy).relu(), (entropy - high).relu())
 
 
 REGULARISERS: Mapping[str, Numbers] = {
-    "kl": _from("ref_logprobs"),
+    "kl": _divergence_from("ref_logprobs"),
     "entropy": lambda logs, bench, _: _by_node(bench, logs.exp() * logs),
-    "entropy_band": _outside,
-    "forward_kl": _of_reference,
-    "distill": _from("teacher_logprobs"),
-    "self_distill": _from("feedback_logprobs"),
+    "entropy_band": _distance_from_band,
+    "forward_kl": _forward_divergence,
+    "distill": _divergence_from("teacher_logprobs"),
+    "self_distill": _divergence_from("feedback_logprobs"),
 }
-"""Kind of loss -> what it regularises."""
+"""Kind of loss -> the quantity that it regularises, with the sign of a loss."""
 VALUE = "value"
 
 
 def measure_regulariser(subject: LossSubject, bench: LossBench, *, whole: bool = False) -> Figures:
-    """Return the figures of a loss of `REGULARISERS` on `bench`, against the sum over visited nodes.
+    """Return the figures of a loss of `REGULARISERS` on `bench`, against the gradient of the sum over visited nodes.
 
-    With `whole`: against the expectation over whole episodes. Raises ConfigError if the exact gradient vanishes.
+    With `whole`, they are against that of the expectation over whole episodes. Raises ConfigError if the exact gradient
+    vanishes.
     """
     theta = torch.from_numpy(bench.theta).clone().requires_grad_()
     numbers = REGULARISERS[subject.name](log_policy(theta, torch.from_numpy(bench.world.node)), bench, subject.knobs)
-    came_by = visits(bench.world, bench.true.probabilities) if whole else bench.visits
-    (-(torch.from_numpy(came_by) * numbers).sum()).backward()
+    node_visits = visits(bench.world, bench.true.probabilities) if whole else bench.visits
+    (-(torch.from_numpy(node_visits) * numbers).sum()).backward()
     assert theta.grad is not None
     exact: F64 = theta.grad.numpy()
     if whole:
@@ -82,21 +83,25 @@ def measure_regulariser(subject: LossSubject, bench: LossBench, *, whole: bool =
 
 
 def _through_states(bench: LossBench, numbers: F64) -> F64:
-    """Return the gradient of the expectation of `numbers` f64[nodes] through the states that tokens lead to, f64[D]."""
+    """Return the part of the gradient of E[sum of `numbers`] that is due to the states that tokens lead to, f64[D].
+
+    `numbers` is f64[nodes].
+    """
     world, p = bench.world, bench.true.probabilities
     each = numbers[world.node[world.logits]]
     totals = sums(world.path_of, each, len(world.paths))
-    ahead = totals[world.path_of] - (np.cumsum(each) - (np.cumsum(totals) - totals)[world.path_of])  # behind the token
+    ahead = totals[world.path_of] - (np.cumsum(each) - (np.cumsum(totals) - totals)[world.path_of])  # after the token
     scores = world.scores(bench.drawn.at, ahead)
     result: F64 = p @ scores / len(world.process.starts)
     return result
 
 
 def measure_value(subject: LossSubject, bench: LossBench) -> Figures:
-    """Return the figures of the value loss: a critic with one value for each node learns from returns to go.
+    """Return the figures of the value loss, for a critic that has one value per node and learns from returns to go.
 
-    The values differ from the exact ones by `OFF` before the step and have moved since by the bench's drift. The exact
-    gradient is that of half the squared distance to the exact value of each situation that the policy visited.
+    Before the step, its values differ from the exact ones by noise of standard deviation `OFF`; since then they have
+    moved by the bench's drift. The exact gradient is that of half the squared distance to the exact value of each
+    visited situation.
     """
     world, before = bench.world, bench.before
     at = world.node[world.logits]

@@ -1,8 +1,8 @@
-"""Potential-based shaping on enumerated worlds: its effect on the best policy and the gradient, also behind gates.
+"""Potential-based shaping on enumerated worlds, plain or gated: its effect on the best policy and the gradient.
 
-The reward `potential` adds gamma Phi(s') - Phi(s) to every turn. Over a whole episode that is -Phi(s_0) whatever the
-actions, so it changes no gradient of the expected return and no best policy (Ng, Harada, Russell 1999). Behind a gate
-it is paid for some episodes and not for others, so that this no longer holds.
+The reward `potential` adds gamma Phi(s') - Phi(s) to every turn. Over a whole episode this adds up to -Phi(s_0)
+whatever the actions, so it changes neither the gradient of the expected return nor the best policy (Ng, Harada, Russell
+1999). Behind a gate it is paid in some episodes only, so this no longer holds.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from turnstile.types import Score
 
 Shape = Literal["none", "potential", "gated"]
 SHAPES: tuple[Shape, ...] = ("none", "potential", "gated")
-"""No shaping; the term at the highest level; the term one below, behind the outcome's gate."""
+"""No shaping; the potential at the highest level; the potential one level below, behind the outcome's gate."""
 
 
 def shaped_scores(world: World, shape: Shape) -> list[Score]:
-    """Return the sum of outcome, step rewards and the potential of the world's states on every path, [P]."""
+    """Return the score of each path, [P]: outcome and step rewards, plus the potential unless `shape` is "none"."""
     terms = [
         make_term("outcome", "signal", level=1, gate=Threshold(value=0.0)),
         make_term("step", "env", level=1),
@@ -44,16 +44,16 @@ def shaped_scores(world: World, shape: Shape) -> list[Score]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shaping:
-    """The effect of a shaping on one world. `figures`: each estimator against the gradient of the unshaped return."""
+    """The effect of one shape on one world. `figures` compare each estimator with the unshaped return's gradient."""
 
     shape: Shape
-    added: tuple[float, float]  # the least and the most that an episode's total has more than without shaping
-    best: float  # what the policy that is best with it comes to without it
+    added: tuple[float, float]  # the smallest and largest change of an episode's total
+    best: float  # the unshaped return of the policy that is best with shaping
     figures: tuple[tuple[str, Figures], ...]
 
 
 def study_shapes(world: World, subjects: Sequence[Subject], *, size: int = 8, groups: int = 512) -> list[Shaping]:
-    """Measure every shaping on one world, at one policy and with the same groups."""
+    """Return the effect of every shape on one world, measured at the same policy and on the same sampled groups."""
     plain = np.array([score.total for score in shaped_scores(world, "none")])
     found = []
     for shape in SHAPES:
@@ -75,8 +75,8 @@ def study_shapes(world: World, subjects: Sequence[Subject], *, size: int = 8, gr
 def best_policy(world: World, totals: F64) -> F64:
     """Return the probability of each path, f64[P], under the best deterministic policy.
 
-    It has one action for each view, and the highest mean of `totals` f64[P]; tasks have equal weight. All such policies
-    are tried.
+    Such a policy has one action for each view. All of them are tried; the best has the highest mean of `totals` f64[P],
+    with equal weight for each task.
     """
     process = world.process
     taken = [tuple((process.view(step.state), step.action) for step in path.steps) for path in world.paths]

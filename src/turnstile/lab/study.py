@@ -1,4 +1,4 @@
-"""Many estimators on many worlds, one line of figures for each pair."""
+"""Measurements of many estimators on many worlds, with one line of figures for each pair."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Measured(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """One estimator on one world. If `figures` is None, `refused` says why it cannot be measured there."""
+    """The figures of one estimator on one world. If `figures` is None, `refused` says why it cannot be measured."""
 
     estimator: str  # its label, knobs included
     kind: str
@@ -44,27 +44,27 @@ class Line:
     broken: tuple[int, ...]
     figures: Figures | None = None
     refused: str = ""
-    seed: int = 0  # of the policy and of what was drawn
-    drift: float = 0.0  # how far the policy has moved since it played, in logits
+    seed: int = 0  # of the policy and of the samples
+    drift: float = 0.0  # how far the policy has moved since it sampled, in logits
     branched: bool = False
 
     @property
     def column(self) -> str:
-        """The process, how far the policy has moved, and whether attempts branch."""
+        """The column heading: process, how far the policy has moved, and whether attempts branch."""
         drift = f" +{self.drift:g}" if self.drift else ""
         return f"{self.process}{drift}{' branched' if self.branched else ''}"
 
     def to_json(self) -> JSON:
-        """Return a JSON-serialisable dictionary; numbers that are not finite are strings."""
+        """Return a JSON-serialisable dictionary in which infinite and NaN figures are strings."""
         body = asdict(self)
         if self.figures is not None:
-            body["figures"] = {name: _word(value) for name, value in body["figures"].items()}
+            body["figures"] = {name: _json_number(value) for name, value in body["figures"].items()}
             body["figures"]["biased"] = self.figures.biased
         return body
 
 
 def line_of(body: JSON) -> Line:
-    """Invert `Line.to_json`."""
+    """Return the line that `Line.to_json` turned into `body`."""
     figures = body["figures"]
     if figures is not None:
         figures = {name: value if isinstance(value, bool) else float(value) for name, value in figures.items()}
@@ -74,9 +74,9 @@ def line_of(body: JSON) -> Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A process, the size of its groups, and the number of groups to sample if they cannot be enumerated.
+    """A process, the size of its groups, and the number of groups to sample if their outcomes cannot be enumerated.
 
-    `seed` is that of the policy too; `branched`: half of a group's attempts branch from the others.
+    `seed` also determines the policy. With `branched`, half of a group's attempts branch from the other half.
     """
 
     process: Process
@@ -87,10 +87,7 @@ class Setting:
 
 
 def sweeps(*, groups: int = 512) -> dict[str, list[Setting]]:
-    """Return settings that vary group size, episode length, and the delay of rewards.
-
-    The group size varies on the process that the policy ends itself.
-    """
+    """Return settings that vary the group size (on `stopping`), and the horizon and reward delay (on `delayed`)."""
     return {
         "size": [Setting(process=make("stopping"), size=size, groups=groups) for size in (2, 4, 8, 16)],
         "horizon": [Setting(process=make("delayed", horizon=h, delay=1), groups=groups) for h in (2, 3, 4, 5, 6)],
@@ -101,7 +98,10 @@ def sweeps(*, groups: int = 512) -> dict[str, list[Setting]]:
 def study(
     subjects: Sequence[Subject], settings: Iterable[Setting], done: Callable[[Line], None] = lambda found: None
 ) -> list[Line]:
-    """Measure every subject in every setting, with the same groups for all subjects; `done` receives each line."""
+    """Return one line per subject and setting; all subjects of a setting are measured on the same groups.
+
+    `done` is called with each line as soon as it is measured.
+    """
     lines = []
     for setting in settings:
         world = list_world(setting.process)
@@ -121,7 +121,10 @@ def study(
 
 
 def line(setting: Setting, subject: Measured, figures: Callable[[], Figures], *, drift: float = 0.0) -> Line:
-    """Return the line of one subject in one setting; if `figures` raises a TurnstileError it is the reason for none."""
+    """Return the line of one subject in one setting.
+
+    `figures` computes the figures; if it raises a TurnstileError, the line has no figures but the error's message.
+    """
     began = time.perf_counter()
     found, refused = None, ""
     try:
@@ -145,5 +148,5 @@ def line(setting: Setting, subject: Measured, figures: Callable[[], Figures], *,
     )
 
 
-def _word(value: float) -> float | str:
+def _json_number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)

@@ -1,4 +1,4 @@
-"""The estimators to measure: all of the table with the knobs they declare, or any function of the same shape."""
+"""The estimators to measure: all kinds of the table with the knobs they declare, and functions of the same form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turnstile.lookup import KINDS, resolve
 def subject(kind: str, knobs: Mapping[str, Any] | None = None) -> Subject:
     """Return the estimator of this kind, with the invariants that `check_estimator` finds broken.
 
-    Raises ConfigError for an unknown kind, and if the checker cannot call it at all.
+    Raises ConfigError if the kind is unknown, or if the checker cannot call the estimator at all.
     """
     estimator: Estimator = resolve("credit", kind)
     given = dict(knobs or {})
@@ -25,16 +25,16 @@ def subject(kind: str, knobs: Mapping[str, Any] | None = None) -> Subject:
         shape = "" if isinstance(error, ShapeError) else f"; an estimator is {SHAPE}"
         raise ConfigError(f"credit kind {kind!r} cannot be measured: {error}{shape}") from error
     except TurnstileError:
-        broken = {}  # it wants what a made-up group does not have; the lab says what
+        broken = {}  # it needs something that the made-up groups lack; measuring it will say what
     return Subject(name=kind, estimator=estimator, knobs=given, broken=broken)
 
 
 def declared_subjects(kind: str) -> list[Subject]:
-    """Return the kind with each set of knobs that it declares, or with its defaults if it declares none."""
+    """Return one subject for each set of knobs that the kind declares, or one with its defaults if it declares none."""
     knobs = [each.knobs for each in DECLARED if each.kind == kind]
     return [subject(kind, each) for each in knobs or [{}]]
 
 
 def everyone() -> list[Subject]:
-    """Return every kind of the table with each set of knobs that it declares."""
+    """Return every kind of the table with each set of knobs that it declares, or with its defaults."""
     return [each for kind in KINDS["credit"] for each in declared_subjects(kind)]

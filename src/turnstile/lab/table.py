@@ -1,4 +1,4 @@
-"""The lab's figures as tables: one over all processes, and one for each."""
+"""Tables of the lab's figures: overviews of all processes, and the details of one."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Show = Callable[[Figures], str]
 ShowAll = Callable[[Sequence[Figures]], str]
 NOTHING = "-"
 OUTCOME = 0.99
-"""A cosine above this to the gradient of the outcome alone says that an estimator follows the outcome ..."""
+"""An estimator follows the outcome alone if its cosine to the outcome's gradient exceeds this, ..."""
 APART = 0.005
-"""... where it exceeds the cosine to the gradient of the total by this."""
+"""... and exceeds its cosine to the gradient of the total by this."""
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Format a number like 0.974 or -0.3; a dash for none, and a sign for infinity."""
+    """Return a number with `digits` decimals, such as 0.974 or -0.300; a dash for NaN, and "inf" for infinity."""
     if math.isnan(value):
         return NOTHING
     return "inf" if math.isinf(value) else f"{value:.{digits}f}"
 
 
 def direction(found: Sequence[Figures]) -> str:
-    """Format the mean cosine over policies, with a `mark`."""
+    """Return the mean cosine over policies followed by its `mark`, or "none" if no policy has a gradient."""
     heard = [figures for figures in found if not math.isnan(figures.cosine)]
     if not heard:
         return "none"
@@ -40,7 +40,7 @@ def direction(found: Sequence[Figures]) -> str:
 
 
 def mark(found: Sequence[Figures]) -> str:
-    """Return ! if a direction is significantly wrong, o if it is that of the outcome alone."""
+    """Return "!" if a direction is significantly biased, "o" if it is then that of the outcome alone, otherwise ""."""
     heard = [figures for figures in found if not math.isnan(figures.cosine)]
     if not any(figures.biased for figures in heard):
         return ""
@@ -49,13 +49,13 @@ def mark(found: Sequence[Figures]) -> str:
 
 
 def advance(found: Sequence[Figures]) -> str:
-    """Format the mean progress over policies."""
+    """Return the mean progress over policies as text."""
     return number(fmean(figures.aligned for figures in found))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """A table of estimators by columns."""
+    """A table with one row per estimator, a title and an explanatory note."""
 
     title: str
     columns: tuple[str, ...]
@@ -74,7 +74,7 @@ PROGRESS_NOTE = (
 
 
 def overview(lines: Sequence[Line], title: str, show: ShowAll, note: str) -> Grid:
-    """Return a table with one row an estimator, one column a process."""
+    """Return a table of estimators (rows) by process (columns); `show` formats all figures of a cell."""
     processes = tuple(dict.fromkeys(line.column for line in lines))
     found: dict[tuple[str, str], list[Figures]] = {}
     for line in lines:
@@ -88,14 +88,14 @@ def overview(lines: Sequence[Line], title: str, show: ShowAll, note: str) -> Gri
 
 
 def directions(lines: Sequence[Line]) -> Grid:
-    """Return the table of cosines, with the invariants that each estimator breaks."""
+    """Return the table of cosines, with a last column for the invariants that each estimator breaks."""
     grid = overview(lines, "Direction", direction, DIRECTION_NOTE)
     broken = {line.estimator: " ".join(map(str, line.broken)) or NOTHING for line in lines}
     return replace(grid, columns=(*grid.columns, "breaks"), rows=tuple((*row, broken[row[0]]) for row in grid.rows))
 
 
 def progress(lines: Sequence[Line]) -> Grid:
-    """Return the table of how far one step of each estimator goes, as a share of the exact gradient's."""
+    """Return the table of the progress of one step of each estimator, relative to a step along the exact gradient."""
     return overview(lines, "Progress", advance, PROGRESS_NOTE)
 
 
@@ -106,7 +106,7 @@ LEARNING_NOTE = (
 
 
 def learning(races: Sequence[Race]) -> Grid:
-    """Return a table with one row an estimator, one column a process: the share of the exact gradient's area."""
+    """Return a table of areas relative to the exact gradient's, by estimator (rows) and process (columns)."""
 
     def cell(race: Race) -> str:
         low, high = race.interval
@@ -143,7 +143,7 @@ DETAILS_NOTE = (
 
 
 def details(lines: Sequence[Line], process: str) -> Grid:
-    """Return all figures of one process, at the first policy if there are several."""
+    """Return the table of all figures on one process, for the smallest seed of `lines` only."""
     rows = []
     first = min((line.seed for line in lines), default=0)
     for line in lines:
@@ -154,7 +154,7 @@ def details(lines: Sequence[Line], process: str) -> Grid:
 
 
 def to_rich(grid: Grid) -> RichTable:
-    """Return a grid as a table for the terminal; cells that end in `!` are bold."""
+    """Return the grid as a table for the terminal; cells that end in `!` are bold."""
     shown = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=grid.title, title_justify="left")
     for place, name in enumerate(grid.columns):
         shown.add_column(name, justify="right" if place else "left", no_wrap=place > 0)
@@ -164,7 +164,7 @@ def to_rich(grid: Grid) -> RichTable:
 
 
 def to_markdown(grid: Grid) -> str:
-    """Return a grid as a Markdown table."""
+    """Return the grid as a Markdown table, without its title and note."""
     lines = [
         f"| {' | '.join(grid.columns)} |",
         "|---" + "|---:" * (len(grid.columns) - 1) + "|",

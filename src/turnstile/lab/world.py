@@ -1,9 +1,9 @@
-"""Enumerated processes: every path, its probability under a policy, and the exact gradient of the return.
+"""Enumeration of a process: every path, its probability under a policy, and the exact gradient of the return.
 
-The policy is a softmax over the next token at every *node*, a view with the tokens of the turn so far. Its parameters
-are the nodes' logits, f64[D], those of a node side by side. The derivative of a token's log-probability with respect to
-the logits of its node is 1 at the token's own minus the probabilities, so automatic differentiation is not needed.
-There are P paths; K is the largest number of turns of one.
+The policy is a softmax over the next token at every *node*: a view together with the tokens of the turn so far. Its
+parameters f64[D] are the logits of all nodes; those of one node are adjacent. The derivative of a token's
+log-probability with respect to its node's logits is 1 at the token's own logit, minus the probabilities, so no
+automatic differentiation is needed. P is the number of paths, K the largest number of turns in a path.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ Weigh = Literal["value", "to_go", "outcome"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One turn: state, action, its tokens and their logit indices, step reward and acting seat."""
+    """One turn: state, action, the action's tokens and their logit indices, step reward and acting seat."""
 
     state: State
     action: int
     tokens: tuple[int, ...]
-    logits: tuple[int, ...]  # of each token, its index in [D]
+    logits: tuple[int, ...]  # the index in [D] of each token's logit
     reward: float
     seat: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Path:
-    """One possible episode. `chance` is the environment's part of its probability."""
+    """One possible episode. `chance` is the product of its transition probabilities, without the policy's."""
 
     steps: tuple[Step, ...]
     chance: float
     outcome: Mapping[str, float]
 
     def value(self, seat: str) -> float:
-        """Return the return that an agent's tokens account for: its outcome and its own step rewards."""
+        """Return the total that the tokens of `seat` are credited with: its outcome plus its own step rewards."""
         return self.outcome.get(seat, 0.0) + sum(step.reward for step in self.steps if step.seat == seat)
 
     def to_go(self, t: int) -> float:
-        """Return what the agent of turn t still receives, this turn's reward included."""
+        """Return the return to go of the agent that acts in turn t, including the reward of this turn."""
         seat = self.steps[t].seat
         ahead = sum(step.reward for step in self.steps[t:] if step.seat == seat)
         return self.outcome.get(seat, 0.0) + ahead
@@ -57,19 +57,19 @@ class Path:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """All paths of a process, task after task, with the arrays that the formulas need."""
+    """All paths of a process, grouped by task, with index arrays for vectorised formulas."""
 
     process: Process
     paths: tuple[Path, ...]
-    task: I64  # [P] the start that a path belongs to
-    node: I64  # [D] the node that a logit belongs to
+    task: I64  # [P] index of each path's start
+    node: I64  # [D] index of each logit's node
     names: tuple[str, ...]  # [D] "view | tokens"
-    logits: I64  # [tokens of all paths] the logit of each token
+    logits: I64  # [tokens of all paths] index of each token's logit
     path_of: I64  # [tokens of all paths]
     turn_of: I64  # [tokens of all paths]
-    before: I64  # [tokens of all paths] the situation a token was chosen in: a state and the tokens said so far
-    after: I64  # [tokens of all paths] and the one it led to, the state being the same
-    first: I64  # [P] where a path's tokens begin
+    before: I64  # [tokens of all paths] the situation before each token: a state and the turn's tokens so far
+    after: I64  # [tokens of all paths] the situation after each token: the same state, and one token more
+    first: I64  # [P] index of each path's first token
     seats: tuple[str, ...]
 
     @property
@@ -99,7 +99,7 @@ class World:
         return chance * np.exp(logs)
 
     def mix_probabilities(self, pi: F64, other: F64, seat: str) -> F64:
-        """Return the probability of each path given its task, f64[P], if `seat` plays `pi` and the others `other`."""
+        """Return the probability of each path given its task, f64[P], with `seat` playing `pi` and the rest `other`."""
         own = np.array([path.steps[t].seat == seat for path in self.paths for t in range(len(path.steps))])
         turns = np.array([len(path.steps) for path in self.paths])
         place = np.append(0, np.cumsum(turns)[:-1])[self.path_of] + self.turn_of
@@ -108,17 +108,17 @@ class World:
         return chance * np.exp(np.add.reduceat(np.log(np.maximum(chosen, 1e-300)), self.first))
 
     def scores(self, pi: F64, weights: F64) -> F64:
-        """Return sum over a path's tokens of weight * gradient of its log-probability, f64[P, D].
+        """Return the sum over each path's tokens of weight * gradient of the log-probability, f64[P, D].
 
-        `weights` f64[P, K] by turn, or f64[tokens of all paths].
+        `weights` is f64[P, K], one weight per turn, or f64[tokens of all paths].
         """
         each = weights[self.path_of, self.turn_of] if weights.ndim == 2 else weights
         return accumulate(self, pi, self.path_of, self.logits, each, len(self.paths))
 
     def turn_weights(self, kind: Weigh) -> F64:
-        """Return f64[P, K]: the return of each turn's agent (`value`), its return to go (`to_go`) or `outcome`.
+        """Return f64[P, K]: the return (`value`), return to go (`to_go`) or outcome (`outcome`) of each turn's agent.
 
-        It is 0 after a path's end.
+        Entries after the end of a path are 0.
         """
         result = np.zeros((len(self.paths), max(len(path.steps) for path in self.paths)))
         for p, path in enumerate(self.paths):
@@ -129,7 +129,10 @@ class World:
 
 
 def accumulate(world: World, pi: F64, owner: I64, logits: I64, weights: F64, owners: int) -> F64:
-    """Return, by owner, the sum over tokens of weight * (1 at the token's logit - probabilities), f64[owners, D]."""
+    """Return the sum over each owner's tokens of weight * (one-hot of the logit - probabilities), f64[owners, D].
+
+    The probabilities are those of the token's node.
+    """
     d, m = world.parameters, world.nodes
     own = sums(owner * d + logits, weights, owners * d).reshape(owners, d)
     at = sums(owner * m + world.node[logits], weights, owners * m).reshape(owners, m)
@@ -138,14 +141,14 @@ def accumulate(world: World, pi: F64, owner: I64, logits: I64, weights: F64, own
 
 
 def sums(index: I64, weights: F64, size: int) -> F64:
-    """Return the sum of the weights at each index below `size`, f64[size]."""
+    """Return the sum of the weights for each value of `index`, which is below `size`: f64[size]."""
     return np.bincount(index, weights=weights, minlength=size).astype(np.float64, copy=False)
 
 
 def list_world(process: Process) -> World:
     """Enumerate a process. Raises ConfigError if it has more than 20,000 paths."""
     nodes: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}  # (view, tokens so far) -> token -> logit
-    _nodes(process, nodes)
+    _fill_nodes(process, nodes)
     paths: list[Path] = []
     task: list[int] = []
     for place, start in enumerate(process.starts):
@@ -180,8 +183,8 @@ def list_world(process: Process) -> World:
     )
 
 
-def _nodes(process: Process, nodes: dict[tuple[str, tuple[int, ...]], dict[int, int]]) -> None:
-    """Return every reachable node, with an index for each of its logits, node after node."""
+def _fill_nodes(process: Process, nodes: dict[tuple[str, tuple[int, ...]], dict[int, int]]) -> None:
+    """Fill `nodes` with every reachable node, and number its logits consecutively."""
     seen: set[State] = set()
     waiting = list(process.starts)
     menus: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
@@ -228,17 +231,17 @@ def _situation(known: dict[tuple[State, tuple[int, ...]], int], step: Step, coun
 class Truth:
     """Exact quantities of a world under one policy. Tasks have equal weight."""
 
-    value: float  # the expected total, over seats
-    outcome: float  # the expected outcome, over seats
-    gradient: F64  # [D] of what each seat's tokens answer for: with one seat, of `value`
-    outcome_gradient: F64  # [D] the same of the outcome alone
-    probabilities: F64  # [P] of each path given its task
-    baseline: F64  # [tokens of all paths] the expected return to go where the token was chosen
-    advantage: F64  # [tokens of all paths] what having chosen it adds to that
+    value: float  # the expected total, summed over seats
+    outcome: float  # the expected outcome, summed over seats
+    gradient: F64  # [D] of each seat's own return with respect to its own tokens; with one seat, of `value`
+    outcome_gradient: F64  # [D] the same for the outcome alone
+    probabilities: F64  # [P] the probability of each path given its task
+    baseline: F64  # [tokens of all paths] the expected return to go before each token
+    advantage: F64  # [tokens of all paths] by how much each token changes it
 
 
 def truth(world: World, pi: F64) -> Truth:
-    """Return exact expectations under the policy `pi` f64[D]."""
+    """Return the exact quantities of a world under the policy `pi` f64[D]."""
     p = world.probabilities(pi)
     share = p / len(world.process.starts)
     baseline = expected_returns(world, p, world.before)
@@ -256,9 +259,9 @@ def truth(world: World, pi: F64) -> Truth:
 
 
 def expected_returns(world: World, probabilities: F64, situation: I64) -> F64:
-    """Return the expected return to go of the agent in each of these situations [tokens of all paths].
+    """Return the expected return to go of the acting agent in each situation, f64[tokens of all paths].
 
-    The situations are the world's `before` or `after`.
+    `situation` is `world.before` or `world.after`.
     """
     to_go = world.turn_weights("to_go")[world.path_of, world.turn_of]
     weight = probabilities[world.path_of]
@@ -268,5 +271,5 @@ def expected_returns(world: World, probabilities: F64, situation: I64) -> F64:
 
 
 def some_policy(world: World, *, seed: int = 0, spread: float = 0.5) -> F64:
-    """Return logits f64[D] of a policy that is neither uniform nor good: normal with deviation `spread`."""
+    """Return the logits f64[D] of a random policy: normal with mean 0 and standard deviation `spread`."""
     return np.random.default_rng([seed, 7]).normal(scale=spread, size=world.parameters)

@@ -1,7 +1,7 @@
-"""The interfaces of token losses and loss multipliers, and what they need from a batch.
+"""The interfaces of token losses and loss multipliers, and the declaration of what they need from a batch.
 
 A loss returns one value for each of the N trained tokens. The weights of tokens are fixed before packing
-(`Batch.weights`) and do not concern the loss. A loss multiplier returns one factor per token, by which a loss is
+(`Batch.weights`), so a loss need not apply them. A loss multiplier returns one factor per token, by which a loss is
 multiplied: an off-policy correction, or a selection of tokens.
 
 In addition to the fields of every batch, `batch.extras["entropy"]` f32[N] is the policy's entropy at each token, in
@@ -34,20 +34,20 @@ LossMultiplier = Callable[Concatenate[Batch, ...], tuple[Tensor, Metrics]]
 
 NO_REWARD = {7: "it does not depend on rewards"}
 CHOSEN = {3: "chosen over all tokens of a step: the trainer gives it them in one batch"}
-"""Invariants that cannot hold for several losses, and why: for `credit.invariants.at`."""
+"""Invariants that several losses declare broken (`credit.invariants.at`), with the reasons."""
 
 Scope = Literal["", "trajectory", "group", "step"]
 SCOPES: tuple[Scope, ...] = ("", "trajectory", "group", "step")
-"""What must lie in one batch, from the least to the most."""
+"""The units that must lie in one batch, from smallest to largest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
     """The requirements of a loss or loss multiplier.
 
-    `extras` names arrays of `batch.extras` that not every batch has. `scope` is the unit that must not be split over
-    batches, because a token's value depends on the unit's other tokens. `entropy_gradient` makes the entropy carry its
-    gradient, which costs memory.
+    `extras` names arrays of `batch.extras` that not every batch has. `scope` is the unit that must not be split across
+    batches, because a token's value depends on the unit's other tokens. With `entropy_gradient`, the entropy carries
+    its gradient, which costs memory.
     """
 
     extras: tuple[str, ...] = ()
@@ -71,10 +71,10 @@ def needs(
     entropy_gradient: bool = False,
     provider: Part | None = None,
 ) -> Callable[[_Function], _Function]:
-    """Declare the needs of a loss or loss multiplier, which `needs_of` reads.
+    """Declare the needs of a loss or loss multiplier, which `needs_of` returns.
 
-    `scope = "unit"` means trajectories if the function's knob `unit` is "trajectory", and nothing otherwise.
-    `provider`, a `LogprobProvider` (trainer/reference.py), supplies the `extras` that no other part of a recipe
+    `scope = "unit"` means "trajectory" if the function's knob `unit` is "trajectory", and no scope otherwise.
+    `provider`, a `LogprobProvider` (trainer/reference.py), supplies those `extras` that no other part of a recipe
     supplies.
     """
 
@@ -89,7 +89,7 @@ def needs(
 
 
 def needs_of(function: Callable[..., Any]) -> Needs:
-    """Return the needs of a loss or loss multiplier, whose knobs may be bound; empty if none are declared."""
+    """Return the declared needs of a loss or loss multiplier, whose knobs may be bound; none by default."""
     bound = function if isinstance(function, functools.partial) else functools.partial(function)
     declared = cast(Needs, getattr(bound.func, "needs", Needs()))
     if getattr(bound.func, "by_unit", False):
@@ -99,9 +99,9 @@ def needs_of(function: Callable[..., Any]) -> Needs:
 
 
 def extra(batch: Batch, name: str, kind: str) -> Tensor:
-    """Return an array that not every batch has.
+    """Return the array `name` of the batch's extras.
 
-    Raises ConfigError, naming the loss, if the batch lacks it.
+    Raises ConfigError, which names the loss `kind`, if the batch lacks it.
     """
     if name not in batch.extras:
         available = ", ".join(sorted(batch.extras)) or "none"

@@ -23,11 +23,11 @@ from turnstile.losses.base import Metrics, Scope, TokenLoss, needs_of
 
 DECLARED = declarations("loss")
 LOSS_MULTIPLIERS = declarations("loss_multiplier")
-"""What losses and loss multipliers declare of the invariants; a multiplier together with any loss that keeps them."""
+"""The declarations of losses, and of loss multipliers, which are checked with a loss that keeps all invariants."""
 
 
 _CUTS: Mapping[Scope, tuple[int, ...]] = {"": (3, 9, 12), "trajectory": (6, 18), "group": (12,), "step": (3, 12, 18)}
-"""Where the sample may be split in two, by the loss's scope. A turn is never split; a step must not be, and is."""
+"""Where the sample batch is split in two, by scope. A loss with scope "step" is split too, and has to declare it."""
 
 
 def check_loss(loss: TokenLoss, knobs: Mapping[str, Any] | None = None, *, seed: int = 0) -> dict[int, str]:
@@ -36,12 +36,12 @@ def check_loss(loss: TokenLoss, knobs: Mapping[str, Any] | None = None, *, seed:
 
 
 def examine_loss(loss: Callable[..., tuple[Tensor, Metrics]], *, seed: int = 0) -> dict[int, Finding]:
-    """Return the finding for every invariant of a token loss whose knobs are bound.
+    """Return the finding for each invariant of a token loss whose knobs are bound.
 
-    The batch has 24 tokens and the extras that built-in losses read. One token has weight 0 and log-probabilities as
-    far apart as possible. The unit that the loss needs in one batch (`losses.base.needs`) is never split: a trajectory
-    of six tokens or a group of two. A turn of three tokens is never split either. Raises AssertionError unless the
-    plain batch gives one finite value per token, and detached metrics.
+    The batch has 24 tokens and the extras that built-in losses read. One token has weight 0, and its old and new
+    log-probabilities are very far apart. The unit that must be in one batch according to `losses.base.needs` is never
+    split: a trajectory of six tokens or a group of two trajectories. A turn of three tokens is never split either.
+    Raises AssertionError unless the plain batch gives one finite value per token, and detached metrics.
     """
     batch, logprobs = sample_batch(seed=seed)
 
@@ -61,7 +61,11 @@ def examine_loss(loss: Callable[..., tuple[Tensor, Metrics]], *, seed: int = 0) 
     scope = needs_of(loss).scope
     return examine(
         {
-            1: [lambda: _differ("behind three more masked tokens", plain, run(logprobs, with_masked(batch)))],
+            1: [
+                lambda: _describe_difference(
+                    "behind three more masked tokens", plain, run(logprobs, with_masked(batch))
+                )
+            ],
             2: [lambda: _permutation(run, logprobs, batch, seed)],
             3: [functools.partial(_splitting, run, logprobs, batch, begin) for begin in _CUTS[scope]],
             4: [lambda: _masked(run, logprobs, batch)],
@@ -78,13 +82,17 @@ Run = Callable[[Tensor, Batch], Tensor]
 def _permutation(run: Run, logprobs: Tensor, batch: Batch, seed: int) -> str | None:
     order = torch.randperm(len(logprobs), generator=torch.Generator().manual_seed(seed))
     moved = run(logprobs[order], select(batch, order))
-    return _differ("with the tokens in another order", run(logprobs, batch), moved[torch.argsort(order)], rtol=1e-12)
+    return _describe_difference(
+        "with the tokens in another order", run(logprobs, batch), moved[torch.argsort(order)], rtol=1e-12
+    )
 
 
 def _splitting(run: Run, logprobs: Tensor, batch: Batch, begin: int) -> str | None:
     halves = torch.arange(0, begin), torch.arange(begin, len(logprobs))
     apart = torch.cat([run(logprobs[half], select(batch, half)) for half in halves])
-    return _differ(f"with tokens 0 to {begin - 1} in a batch of their own", run(logprobs, batch), apart, rtol=1e-12)
+    return _describe_difference(
+        f"with tokens 0 to {begin - 1} in a batch of their own", run(logprobs, batch), apart, rtol=1e-12
+    )
 
 
 def _masked(run: Run, logprobs: Tensor, batch: Batch) -> str | None:
@@ -109,7 +117,7 @@ def _sees_no_rewards() -> str | None:
     raise DoesNotApply("a loss sees advantages, no rewards")
 
 
-def _differ(what: str, expected: Tensor, actual: Tensor, *, rtol: float = 0.0) -> str | None:
+def _describe_difference(what: str, expected: Tensor, actual: Tensor, *, rtol: float = 0.0) -> str | None:
     if torch.allclose(expected, actual, rtol=rtol, atol=0):
         return None
     n = int((expected - actual).abs().nan_to_num(nan=torch.inf).argmax())
@@ -117,7 +125,7 @@ def _differ(what: str, expected: Tensor, actual: Tensor, *, rtol: float = 0.0) -
 
 
 def _gradient(run: Run, logprobs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the loss [N], and the step's gradients with respect to log-probability and entropy [2, N]."""
+    """Return the loss [N], and the gradients of its weighted sum with respect to log-probability and entropy [2, N]."""
     leaf = logprobs.clone().requires_grad_()
     entropy = batch.extras["entropy"].clone().requires_grad_()
     loss = run(leaf, replace(batch, extras={**batch.extras, "entropy": entropy}))
@@ -129,7 +137,7 @@ def _gradient(run: Run, logprobs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]
 
 
 def sample_batch(*, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Batch, Tensor]:
-    """Return a batch of 24 trained tokens, and the policy's log-probabilities f64[24].
+    """Return a batch of 24 trained tokens, and the policy's log-probabilities [24] of type `dtype`.
 
     There are two groups of two trajectories. Each trajectory is a row of eight tokens; six of them are trained, in two
     turns.
@@ -187,7 +195,7 @@ def with_masked(batch: Batch) -> Batch:
 
 
 def select(batch: Batch, index: Tensor) -> Batch:
-    """Return the batch with only these trained tokens, in this order."""
+    """Return the batch with only the trained tokens at `index`, in that order."""
     return replace(
         batch,
         **{name: getattr(batch, name)[index] for name in ("source", *PER_TOKEN)},

@@ -1,4 +1,4 @@
-"""CISPO: policy gradient with a clipped importance weight."""
+"""CISPO, a policy gradient with a clipped importance weight."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from turnstile.losses.ratio import check_bounds, log_ratio, ratio_metrics
 
 
 def cispo(logprobs: Tensor, batch: Batch, *, clip_low: float = 1.0, clip_high: float = 4.0) -> tuple[Tensor, Metrics]:
-    """Return CISPO's loss: policy gradient with a clipped weight that cuts no gradient (arXiv 2506.13585).
+    """Return CISPO's loss, a policy gradient whose importance weight is clipped (arXiv 2506.13585).
 
-    -sg[clip(ratio, 1 - clip_low, 1 + clip_high)] * A * log pi for each token. The ratio to the sampling policy is a
-    constant weight, so every token keeps a gradient, including rare tokens at a fork. As in the paper there is no lower
-    bound by default (clip_low = 1). The paper does not print its upper bound; the default, weights up to 5, is about
-    the size that ScaleRL (arXiv 2510.13786) uses, from memory.
+    The loss of each token is -sg[clip(ratio, 1 - clip_low, 1 + clip_high)] * A * log pi. The ratio to the sampling
+    policy is a constant weight, so every token keeps a gradient, including rare tokens at a fork. As in the paper there
+    is no lower bound by default (clip_low = 1). The paper does not print its upper bound; the default, weights up to 5,
+    is about what ScaleRL (arXiv 2510.13786) uses, quoted from memory.
 
     logprobs f32[N] -> loss f32[N]; metrics ratio, kl_behaviour (nats), clipped (1 where the weight is at a bound).
     Raises ConfigError for invalid bounds.

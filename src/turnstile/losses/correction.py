@@ -23,12 +23,13 @@ from turnstile.losses.units import Unit, mean_within, sum_within, units
 @declare(at(cap=1.1), at(unit="turn"))
 @needs("proximal_logprobs", scope="unit")
 def tis(batch: Batch, *, cap: float = 2.0, unit: Unit = "token", mean: bool = False) -> tuple[Tensor, Metrics]:
-    """Return min(rho, cap): truncated importance sampling.
+    """Return min(rho, cap), as in truncated importance sampling.
 
     Yao and others 2025, "Your efficient RL framework secretly brings you off-policy RL training"; the bound goes back
     to IMPALA, arXiv 1802.01561.
 
-    Multiplier f32[N]; metrics correction (the multiplier), corrected (1 where it is not rho), kl_mismatch (nats).
+    Returns the multiplier f32[N]; metrics correction (the multiplier), corrected (1 where it is not rho), kl_mismatch
+    (nats). Raises ConfigError for invalid bounds or an unknown unit, and without proximal log-probabilities.
     """
     _check("tis", 0.0, cap)
     rho, metrics = _rho(batch, "tis", unit, mean)
@@ -38,11 +39,11 @@ def tis(batch: Batch, *, cap: float = 2.0, unit: Unit = "token", mean: bool = Fa
 @declare(at(cap=1.1), at(unit="turn", mean=True))
 @needs("proximal_logprobs", scope="unit")
 def mis(batch: Batch, *, cap: float = 2.0, unit: Unit = "trajectory", mean: bool = False) -> tuple[Tensor, Metrics]:
-    """Return rho where rho <= cap, else 0: masked importance sampling.
+    """Return rho where rho <= cap, else 0, as in masked importance sampling.
 
     Liu and others 2025, "When speed kills stability".
 
-    Multiplier f32[N]; metrics as for `tis`.
+    Returns the multiplier f32[N]; metrics and errors as for `tis`.
     """
     _check("mis", 0.0, cap)
     rho, metrics = _rho(batch, "mis", unit, mean)
@@ -54,11 +55,11 @@ def mis(batch: Batch, *, cap: float = 2.0, unit: Unit = "trajectory", mean: bool
 def icepop(
     batch: Batch, *, low: float = 0.5, high: float = 5.0, unit: Unit = "token", mean: bool = False
 ) -> tuple[Tensor, Metrics]:
-    """Return rho where low <= rho <= high, else 0: two-sided masking.
+    """Return rho where low <= rho <= high, else 0, which masks on both sides.
 
     IcePop, in Ring-1T, arXiv 2510.18855; other implementations use bounds from 0.2 to 5.
 
-    Multiplier f32[N]; metrics as for `tis`.
+    Returns the multiplier f32[N]; metrics and errors as for `tis`.
     """
     _check("icepop", low, high)
     rho, metrics = _rho(batch, "icepop", unit, mean)
@@ -71,7 +72,7 @@ def _check(kind: str, low: float, high: float) -> None:
 
 
 def _rho(batch: Batch, kind: str, unit: Unit, mean: bool) -> tuple[Tensor, Metrics]:
-    """Return proximal / behaviour of each token's unit [N], and each token's KL(behaviour || proximal), k3."""
+    """Return rho of each token's unit [N], and the metric kl_mismatch: the k3 estimate of KL(behaviour || proximal)."""
     log_rho = (extra(batch, "proximal_logprobs", kind) - batch.logprobs).clamp(-LIMIT, LIMIT)
     metrics = {"kl_mismatch": torch.exp(log_rho) - 1 - log_rho}
     if unit != "token":

@@ -1,9 +1,9 @@
-"""Clip-Cov and KL-Cov: keep the entropy up by restraining tokens with a high covariance of likelihood and advantage.
+"""Clip-Cov and KL-Cov, which keep the entropy up by restraining tokens with a high covariance.
 
 An update lowers the entropy by the covariance of log-probability and advantage, and a few tokens account for nearly all
-of it (arXiv 2505.22617). At one token the covariance is c = (log pi - mean log pi) * (A - mean A), with means over the
-step's tokens of non-zero weight. Clip-Cov's choice over all tokens of an update, and its defaults, were checked against
-the authors' code in verl; KL-Cov follows its description in the paper.
+of it (arXiv 2505.22617). The contribution of one token is c = (log pi - mean log pi) * (A - mean A), with means over
+the step's tokens of non-zero weight. Clip-Cov's selection over all tokens of an update, and its defaults, were checked
+against the authors' code in verl; KL-Cov follows its description in the paper.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ def clip_cov(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
 ) -> tuple[Tensor, Metrics]:
-    """Return PPO's loss, with 0 for a random `share` of the tokens of high covariance (Clip-Cov, arXiv 2505.22617).
+    """Return PPO's loss, set to 0 for a random `share` of the tokens, drawn from those of high covariance.
 
-    At least one token is drawn, among those with low < c < high that PPO does not clip; `share` is relative to all
-    tokens. The draw depends on the token alone: its group, attempt, turn, id and recorded log-probability.
+    Clip-Cov, arXiv 2505.22617. The drawn tokens have low < c < high and are not clipped by PPO. `share` is relative to
+    all tokens of non-zero weight; at least one token is drawn if any is eligible. The draw depends on the token alone:
+    its group, attempt, turn, id and recorded log-probability.
 
     logprobs f32[N] -> loss f32[N]; metrics ratio, kl_behaviour (nats), clipped (by PPO or drawn), covariance. Raises
     ConfigError for an invalid share or invalid bounds.
@@ -83,7 +84,7 @@ def _count(kind: str, share: float, batch: Batch) -> int:
 
 
 def _top_among(values: Tensor, eligible: Tensor, count: int) -> Tensor:
-    """Return bool[N]: the `count` largest values among the eligible ones, or all of these."""
+    """Return bool[N], true at the `count` largest values among the eligible ones, or at all eligible ones if fewer."""
     chosen = torch.zeros_like(eligible)
     places = eligible.nonzero()[:, 0]
     chosen[places[values[places].topk(min(count, len(places))).indices]] = True
@@ -91,7 +92,10 @@ def _top_among(values: Tensor, eligible: Tensor, count: int) -> Tensor:
 
 
 def _token_hash(batch: Batch) -> Tensor:
-    """Return i64[N]: a pseudo-random number for each token that depends on the token alone (multiplications wrap)."""
+    """Return i64[N], a pseudo-random number for each token that depends on that token alone.
+
+    Integer multiplications wrap around.
+    """
     digest = batch.logprobs.double().view(torch.int64)
     for field in (batch.group, batch.attempt, batch.turn, batch.target):
         digest = (digest ^ field) * 0x5851F42D4C957F2D

@@ -22,14 +22,15 @@ def decoupled_ppo(
 ) -> tuple[Tensor, Metrics]:
     """Return PPO's loss relative to the proximal policy, importance-weighted for the sampling policy.
 
-    -w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A) with r = pi / proximal and w = proximal / behaviour
-    (decoupled PPO, arXiv 2110.00641; AReaL, arXiv 2505.24298). The clip is relative to the policy before the step
-    (`batch.extras["proximal_logprobs"]` f32[N]), not to the sampling policy, which may be several versions old; w, held
-    constant, corrects for the latter. Tokens with w above `cap` are left out, as in AReaL's code; None keeps all. The
-    loss multipliers `tis`, `mis` and `icepop` apply the same idea with other bounds to any loss.
+    The loss is -w * min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A), with r = pi / proximal and w = proximal /
+    behaviour (decoupled PPO, arXiv 2110.00641; AReaL, arXiv 2505.24298). The clip is relative to the policy before the
+    step (`batch.extras["proximal_logprobs"]` f32[N]) rather than to the sampling policy, which may be several versions
+    older. The constant weight w corrects for that difference. Tokens with w above `cap` are left out, as in AReaL's
+    code; None keeps all. The loss multipliers `tis`, `mis` and `icepop` apply the same idea with other bounds to any
+    loss.
 
-    logprobs f32[N] -> loss f32[N]; metrics ratio and kl_behaviour (nats) against the proximal policy, clipped,
-    correction (w). Raises ConfigError for missing proximal log-probabilities and for invalid bounds.
+    logprobs f32[N] -> loss f32[N]; metrics ratio and kl_behaviour (nats) relative to the proximal policy, clipped,
+    correction (w). Raises ConfigError without proximal log-probabilities, and for an invalid cap or invalid bounds.
     """
     if cap is not None and cap <= 0:
         raise ConfigError(f"loss 'decoupled_ppo': cap must be above 0, got {cap}")

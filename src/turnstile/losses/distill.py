@@ -14,7 +14,7 @@ from turnstile.losses.kl import Estimator, divergence
 @declare(at(NO_REWARD))
 @needs("teacher_logprobs")
 def distill(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k1") -> tuple[Tensor, Metrics]:
-    """Return KL(pi || teacher) at each sampled token: on-policy distillation by the reverse divergence.
+    """Return KL(pi || teacher), estimated at each sampled token: on-policy distillation by the reverse divergence.
 
     MiniLLM, arXiv 2306.08543; GKD, arXiv 2306.13649, on the student's own tokens. The teacher's log-probabilities are
     `batch.extras["teacher_logprobs"]` f32[N]. Each token accounts only for itself, not for later tokens. Value and
@@ -30,15 +30,14 @@ def distill(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k1") -> t
 @declare(at(NO_REWARD))
 @needs("feedback_logprobs", provider=Part(section="feedback", path="turnstile.trainer.feedback:Feedback"))
 def self_distill(logprobs: Tensor, batch: Batch, *, estimator: Estimator = "k1") -> tuple[Tensor, Metrics]:
-    """Return KL(pi || sg[pi given feedback]) at each sampled token (SDPO, arXiv 2601.20802; RLTF).
+    """Return KL(pi || sg[pi given feedback]), estimated at each sampled token (SDPO, arXiv 2601.20802; RLTF).
 
     `batch.extras["feedback_logprobs"]` f32[N] are the policy's own log-probabilities of its tokens once it has read
-    feedback on them. SDPO computes the divergence over the whole vocabulary. This is its estimate from the sampled
-    token, which has the same expected gradient and needs one number per token. Only the teacher's context contains the
-    feedback; `[loss.feedback]` chooses its content.
+    feedback on them. SDPO computes the divergence over the whole vocabulary. This estimate from the sampled token has
+    the same expected gradient and needs only one number per token. Only the teacher's context contains the feedback;
+    `[loss.feedback]` chooses its content.
 
-    logprobs f32[N] -> loss f32[N]; metric kl_feedback (nats). Raises ConfigError without the log-probabilities given
-    feedback.
+    logprobs f32[N] -> loss f32[N]; metric kl_feedback (nats). Raises ConfigError without these log-probabilities.
     """
     value = divergence(logprobs, batch, extra(batch, "feedback_logprobs", "self_distill"), estimator, "self_distill")
     return value, {"kl_feedback": value.detach()}

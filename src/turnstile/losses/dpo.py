@@ -1,4 +1,4 @@
-"""DPO: preferences between two attempts at a task."""
+"""DPO, which learns preferences between attempts at a task."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from turnstile.losses.ratio import log_ratio, ratio_metrics
 def dpo(logprobs: Tensor, batch: Batch, *, beta: float = 0.1) -> tuple[Tensor, Metrics]:
     """Return DPO's loss over pairs of a better and a worse trajectory of a group (arXiv 2305.18290).
 
-    -log sigmoid(beta * (h_w - h_l)) with h = sum over a trajectory's tokens of log pi - log reference, on the policy's
-    own attempts. Every two trajectories of a group with different scores are a pair (`losses.pairs`). A token's loss is
-    the mean over its trajectory's pairs, and its gradient is the derivative of this mean with respect to its
-    log-probability. The sum over a step depends on `loss_aggregation`. `constant`, with the number of trajectories as
-    divisor, gives half the mean over pairs if each trajectory is in equally many. `token` only rescales that.
-    `trajectory` divides a trajectory's gradient by its length.
+    A pair's loss is -log sigmoid(beta * (h_w - h_l)), with h = sum over a trajectory's tokens of log pi - log
+    reference, on the policy's own attempts. Any two trajectories of a group with different scores are a pair
+    (`losses.pairs`). A token's loss is the mean over its trajectory's pairs, and its gradient is the derivative of this
+    mean with respect to the token's log-probability. The sum over a step depends on `loss_aggregation`. `constant`,
+    with the number of trajectories as divisor, gives half the mean over pairs if each trajectory is in equally many.
+    `token` only rescales that. `trajectory` divides a trajectory's gradient by its length.
 
     logprobs f32[N] -> loss f32[N]; metrics accuracy (share of a trajectory's pairs in the right order), margin (beta
-    times the mean difference of h, better minus worse), kl_ref (nats, h token by token), ratio, kl_behaviour (nats).
-    Raises ConfigError without a reference, and for a beta that is not above 0.
+    times the mean difference of h, better minus worse), kl_ref (nats, log pi - log reference at each token), ratio,
+    kl_behaviour (nats). Raises ConfigError without a reference, and for a beta that is not above 0.
     """
     if beta <= 0:
         raise ConfigError(f"loss 'dpo': beta must be above 0, got {beta}")

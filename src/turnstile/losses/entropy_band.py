@@ -16,11 +16,11 @@ from turnstile.losses.base import NO_REWARD, Metrics, extra, needs
 def entropy_band(logprobs: Tensor, batch: Batch, *, low: float = 0.8, high: float = 1.2) -> tuple[Tensor, Metrics]:
     """Return the distance, in nats, of a token's entropy H from the band [low * past, high * past].
 
-    max(low * past - H, H - high * past, 0), where past is the mean entropy of the tokens of all earlier optimiser steps
-    (EPO's smoothing, arXiv 2509.22576). As a regulariser beside `entropy`, its coef is the paper's lambda * beta. The
-    paper prints a penalty that is constant outside the band and so has no gradient. The distance to the band, which has
-    one, and the bounds are our reading, not verified against a second source. `batch.extras["entropy_past"]` f32[N]
-    holds past; if it is NaN, as in the first step, the loss is 0.
+    The loss is max(low * past - H, H - high * past, 0), with past the mean entropy of the trained tokens over all
+    earlier optimiser steps (the smoothing of EPO, arXiv 2509.22576). As a regulariser beside `entropy`, its coef is the
+    paper's lambda * beta. The paper prints a penalty that is constant outside the band and so has no gradient. The
+    distance to the band, which has one, and the bounds are our reading, not verified against a second source.
+    `batch.extras["entropy_past"]` f32[N] holds past; if it is NaN, as in the first step, the loss is 0.
 
     logprobs f32[N] -> loss f32[N]; metrics entropy (nats), outside (1 where H is outside the band). Raises ConfigError
     for invalid bounds.

@@ -1,4 +1,4 @@
-"""The forward divergence from a reference policy, against forgetting."""
+"""The forward divergence from a reference policy, which penalises forgetting."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from turnstile.losses.ratio import LIMIT
 def forward_kl(
     logprobs: Tensor, batch: Batch, *, estimator: Literal["k1", "k3"] = "k3", cap: float = 10.0
 ) -> tuple[Tensor, Metrics]:
-    """Return KL(reference || pi) at each token, which is large where pi forgets a behaviour of the reference.
+    """Return KL(reference || pi), estimated at each token; it is large where pi forgets a behaviour of the reference.
 
-    DPH-RL, arXiv 2509.07430. With r = pi / reference and w = min(reference / behaviour, cap), held constant: w * -log r
-    (k1) or w * (r - 1 - log r) (k3, never negative, the same expected gradient with less noise). The paper computes the
-    forward KL on samples of the reference that were stored before RL began (`[rehearsal]` in a recipe). The recorded
-    log-probabilities are then the reference's own, and w is 1. On tokens that the policy sampled, w corrects for the
-    sampling, token by token; it cannot correct for tokens that the policy no longer samples.
+    DPH-RL, arXiv 2509.07430. With r = pi / reference and w = min(reference / behaviour, cap), held constant, the loss
+    is w * -log r (k1) or w * (r - 1 - log r) (k3, which is never negative and has the same expected gradient with less
+    noise). The paper computes the forward KL on samples of the reference that were stored before RL began
+    (`[rehearsal]` in a recipe). The recorded log-probabilities are then the reference's own, and w is 1. On tokens that
+    the policy sampled, w is an importance weight for each token; it cannot correct for tokens that the policy no longer
+    samples.
 
-    logprobs f32[N] -> loss f32[N]; metric kl_forward (nats). Raises ConfigError without a reference.
+    logprobs f32[N] -> loss f32[N]; metric kl_forward (nats). Raises ConfigError without a reference, and for an invalid
+    estimator or cap.
     """
     if estimator not in ("k1", "k3"):
         raise ConfigError(f"loss 'forward_kl': estimator must be 'k1' or 'k3', got {estimator!r}")

@@ -1,4 +1,4 @@
-"""GSPO: clipped policy gradient by the ratio of whole sequences."""
+"""GSPO, a clipped policy gradient that uses the ratio of whole sequences."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def gspo(
 ) -> tuple[Tensor, Metrics]:
     """Return the clipped policy-gradient loss with the ratio of each token's sequence (GSPO, arXiv 2507.18071).
 
-    -min(s * A, clip(s, 1 - clip_low, 1 + clip_high) * A) for each token, with s = exp(mean of log pi - log behaviour
-    over the sequence's tokens) and the paper's bounds. It uses the token form (equations 13 and 14): s_t = sg[s] * pi /
-    sg[pi], so a token's gradient is s * A * grad log pi, and every token may have its own advantage. If all tokens of a
-    sequence share advantage and weight, value and gradient are those of the sequence form; `loss_aggregation =
-    "trajectory"` is the paper's mean over sequences. `unit` is the sequence: all tokens that a trajectory sampled,
-    however often its context was rewritten, or one turn. Tokens of weight 0 do not count in s.
+    The loss of each token is -min(s * A, clip(s, 1 - clip_low, 1 + clip_high) * A), with s = exp(mean of log pi - log
+    behaviour over the sequence's tokens) and the paper's bounds. This is the paper's token form (equations 13 and 14):
+    s_t = sg[s] * pi / sg[pi], so a token's gradient is s * A * grad log pi, and every token may have its own advantage.
+    If all tokens of a sequence share advantage and weight, value and gradient are those of the sequence form;
+    `loss_aggregation = "trajectory"` is the paper's mean over sequences. `unit` is the sequence: all tokens that a
+    trajectory sampled, however often its context was rewritten, or one turn. Tokens of weight 0 do not count in s.
 
-    logprobs f32[N] -> loss f32[N]; metrics ratio (the sequence's), kl_behaviour (nats, of the token), clipped. Raises
+    logprobs f32[N] -> loss f32[N]; metrics ratio (the sequence's), kl_behaviour (nats, the token's), clipped. Raises
     ConfigError for invalid bounds or an unknown unit.
     """
     check_bounds("gspo", clip_low, clip_high)

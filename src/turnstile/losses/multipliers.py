@@ -1,4 +1,4 @@
-"""Combines a loss and its multipliers into one loss."""
+"""Combination of a loss and its multipliers into one loss."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PROXIMAL = "proximal_logprobs"
 
 
 def with_multipliers(loss: TokenLoss, multipliers: Sequence[LossMultiplier]) -> TokenLoss:
-    """Return the loss multiplied, at each token, by all multipliers.
+    """Return a loss that is multiplied, at each token, by all multipliers.
 
-    An off-policy correction already accounts for the step from the sampler to the proximal policy. If there is one, the
-    loss treats the proximal policy as the sampling policy.
+    An off-policy correction already accounts for the difference between the sampler and the proximal policy. If there
+    is one, the loss treats the proximal policy as the sampling policy.
     """
     if not multipliers:
         return loss

@@ -1,4 +1,4 @@
-"""PACS: outcomes are labels that the policy's likelihood predicts."""
+"""PACS, which treats outcomes as labels to be predicted by the policy's likelihood."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from turnstile.losses.ratio import log_ratio, ratio_metrics
 def pacs(logprobs: Tensor, batch: Batch, *, beta: float = 1.0) -> tuple[Tensor, Metrics]:
     """Return PACS's loss: the cross-entropy between success and the policy's relative likelihood (arXiv 2509.02522).
 
-    -R_i * log sigmoid(psi_i) - (1 - R_i) * log sigmoid(-psi_i) for each trajectory, with psi_i = beta * (h_i - mean h
-    of the other attempts in its group) and h = sum over its tokens of log pi - log reference. The outcome is the label,
-    and the likelihood relative to the group is the logit; the gradient combines actor and critic.
+    The loss of each trajectory is -R_i * log sigmoid(psi_i) - (1 - R_i) * log sigmoid(-psi_i), with psi_i = beta * (h_i
+    - mean h of the other attempts in its group) and h = sum over its tokens of log pi - log reference. The outcome is
+    the label, and the likelihood relative to the group is the logit; the gradient combines actor and critic.
 
     R_i is 1 if a trajectory's score, the mean advantage of its tokens, is above 0. With credit centred in the group
-    (`grpo`, `rloo`), these are the attempts that did better than the others. Groups whose scores are all equal are left
-    out, whereas the paper still trains on them with R. A token has its trajectory's loss and the gradient of the
-    group's sum; `loss_aggregation` is as for the loss `dpo`. That psi is a leave-one-out difference rests on our
-    reading of the paper alone.
+    (`grpo`, `rloo`), these are the attempts that did better than average. Groups whose scores are all equal are left
+    out, whereas the paper still trains on them with R. A token has its trajectory's loss, and the gradient of the
+    group's summed loss; `loss_aggregation` acts as for the loss `dpo`. That psi is a leave-one-out difference rests on
+    our reading of the paper alone.
 
     logprobs f32[N] -> loss f32[N]; metrics score (psi), accuracy (1 where psi and R agree), kl_ref (nats), ratio and
     kl_behaviour (nats). Raises ConfigError without a reference, and for a beta that is not above 0.

@@ -20,38 +20,41 @@ from turnstile.losses.units import sum_within
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrajectoryPairs:
-    """M trajectories of a batch and their pairs; the `counted` tokens make up a trajectory's likelihood."""
+    """M trajectories of a batch and their pairs. Only `counted` tokens contribute to a trajectory's sums."""
 
     index: Tensor  # i64[N] each token's trajectory
     counted: Tensor  # bool[N]
     score: Tensor  # f64[M] mean advantage
-    same: Tensor  # bool[M, M] another trajectory of the same group
+    same: Tensor  # bool[M, M] two different trajectories of the same group
 
     def total(self, values: Tensor) -> Tensor:
-        """Return f64[M]: the sum of values [N] over each trajectory's counted tokens."""
+        """Return the sum of `values` [N] over each trajectory's counted tokens, f64[M]."""
         return sum_within(values, self.index, self.counted.double())
 
     def better(self) -> Tensor:
-        """Return bool[M, M]: whether the first scored higher than the second and both are of the same group."""
+        """Return bool[M, M], true if the first is of the same group as the second and scored higher."""
         return self.same & (self.score[:, None] - self.score[None, :] > EQUAL)
 
     def informative(self) -> Tensor:
-        """Return bool[M, M]: pairs of a group in which not all scores are equal."""
+        """Return bool[M, M], true for pairs within a group in which not all scores are equal."""
         better = self.better()
         apart = (better | better.T).any(1)
         return self.same & apart[:, None] & apart[None, :]
 
     def spread(self, loss: Tensor, slope: Tensor, logprobs: Tensor) -> Tensor:
-        """Return [N]: for each token the loss [M] of its trajectory.
+        """Return, for each token, the loss of its trajectory: [M] -> [N].
 
-        Its derivative with respect to the token's log-probability is `slope` [M], or 0 for tokens that do not count.
+        Its derivative with respect to the token's log-probability is `slope` [M], or 0 if the token is not counted.
         """
         move = torch.where(self.counted, logprobs - logprobs.detach(), 0)
         return loss.to(logprobs.dtype)[self.index] + slope.to(logprobs.dtype)[self.index] * move
 
 
 def trajectory_pairs(batch: Batch, *, first_turn: bool = False) -> TrajectoryPairs:
-    """Return the trajectories of a batch and their pairs; with `first_turn` only their first turn there counts."""
+    """Return the trajectories of a batch and their pairs.
+
+    With `first_turn`, only the tokens of each trajectory's first turn in the batch are counted.
+    """
     trajectories, index = torch.unique(batch.trajectory, return_inverse=True)
     counted = batch.weights != 0
     if first_turn:
@@ -68,11 +71,11 @@ def trajectory_pairs(batch: Batch, *, first_turn: bool = False) -> TrajectoryPai
     return TrajectoryPairs(index=index, counted=counted, score=score, same=same)
 
 
-def log_ratio_to(anchor: Tensor, logprobs: Tensor) -> Tensor:
-    """Return log pi - log anchor at each token [N], without a gradient, within +-LIMIT."""
-    return (logprobs.detach() - anchor).clamp(-LIMIT, LIMIT)
+def log_ratio_to(anchor_logprobs: Tensor, logprobs: Tensor) -> Tensor:
+    """Return log pi - log anchor at each token [N], without a gradient, clamped to [-LIMIT, LIMIT]."""
+    return (logprobs.detach() - anchor_logprobs).clamp(-LIMIT, LIMIT)
 
 
 def mean_over_pairs(values: Tensor, pairs: Tensor) -> Tensor:
-    """Return f64[M]: the mean of `values` [M, M] over the second of each pair; 0 where there is no pair."""
+    """Return, for each first member, the mean of `values` [M, M] over its pairs, f64[M]; 0 if it has none."""
     return torch.where(pairs, values, 0).sum(1) / pairs.sum(1).clamp(min=1)

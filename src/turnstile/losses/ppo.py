@@ -1,4 +1,4 @@
-"""PPO: clipped policy gradient."""
+"""PPO, a clipped policy gradient."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from turnstile.losses.ratio import check_bounds, clipped_surrogate, log_ratio, r
 def ppo(
     logprobs: Tensor, batch: Batch, *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None
 ) -> tuple[Tensor, Metrics]:
-    """Return PPO's clipped policy-gradient loss (arXiv 1707.06347), with separate bounds as in DAPO (arXiv 2503.14476).
+    """Return PPO's clipped policy-gradient loss (arXiv 1707.06347).
 
-    -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) for each token. `dual_clip` c > 1 bounds the loss of a
-    token with A < 0 by -c * A, however large its ratio (arXiv 1912.09729). The ratio is to `batch.logprobs`, the
-    sampling policy.
+    The loss of each token is -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A), with separate bounds as in
+    DAPO (arXiv 2503.14476). `dual_clip` c > 1 bounds the loss of a token with A < 0 by -c * A, however large its ratio
+    (arXiv 1912.09729). The ratio is to `batch.logprobs`, the sampling policy.
 
     logprobs f32[N] -> loss f32[N]; metrics ratio, kl_behaviour (nats), clipped (1 where the gradient is cut). Raises
     ConfigError for invalid bounds.

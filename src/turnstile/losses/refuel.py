@@ -1,4 +1,4 @@
-"""REFUEL: regression on relative future rewards."""
+"""REFUEL, a regression on relative future rewards."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def refuel(
 ) -> tuple[Tensor, Metrics]:
     """Return REFUEL's loss: regress differences of returns on differences of likelihood (arXiv 2410.04612).
 
-    ((g_i - g_j) / eta - (A_i - A_j))^2 for every two trajectories of a group, with g = sum of log pi - log behaviour
-    over the turn at which they diverge. Attempts at one task share everything before their first turn, so they diverge
-    there (`turns = "first"`). A, the mean advantage of its tokens, stands for the future return: with credit that only
-    subtracts a group baseline (`rloo`, or `scale = "none"`), A_i - A_j is the difference of returns. `turns = "all"`
-    compares whole trajectories (REBEL, arXiv 2404.16767). Groups whose A are all equal are left out.
+    The loss of any two trajectories of a group is ((g_i - g_j) / eta - (A_i - A_j))^2, with g = sum of log pi - log
+    behaviour over the turn at which they diverge. Attempts at one task share everything before their first turn, so
+    they diverge there (`turns = "first"`). A, the mean advantage of that turn's tokens, stands for the future return:
+    with credit that only subtracts a group baseline (`rloo`, or `scale = "none"`), A_i - A_j is the difference of
+    returns. `turns = "all"` compares whole trajectories (REBEL, arXiv 2404.16767). Groups whose A are all equal are
+    left out.
 
-    A token has the mean loss of its trajectory's pairs and that mean's gradient; `loss_aggregation` is as for the loss
-    `dpo`.
+    A token has the mean loss of its trajectory's pairs, and that mean's gradient; `loss_aggregation` acts as for the
+    loss `dpo`.
 
     logprobs f32[N] -> loss f32[N]; metrics ratio, kl_behaviour (nats), residual (mean absolute difference within a
     trajectory's pairs). Raises ConfigError for an eta that is not above 0 and for other `turns`.

@@ -1,4 +1,4 @@
-"""REINFORCE: plain policy gradient."""
+"""REINFORCE, the plain policy gradient."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from turnstile.losses.ratio import log_ratio, ratio_metrics
 
 
 def reinforce(logprobs: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
-    """Return -A * log pi(token) for each token (Williams 1992), which is exact if this very policy sampled the tokens.
+    """Return -A * log pi(token) for each token (Williams 1992).
 
-    logprobs f32[N] -> loss f32[N]; metrics ratio and kl_behaviour (nats) show how far the policy has moved since.
+    Its gradient is unbiased only while the policy is still the one that sampled the tokens.
+
+    logprobs f32[N] -> loss f32[N]; metrics ratio and kl_behaviour (nats), which show how far the policy has moved
+    since.
     """
     return -batch.advantages * logprobs, ratio_metrics(log_ratio(logprobs, batch).detach())

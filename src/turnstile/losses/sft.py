@@ -11,7 +11,7 @@ from turnstile.losses.base import Metrics
 def sft(logprobs: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
     """Return -w * log pi(token) for each token, with the token's weight w in `batch.advantages`.
 
-    w is 1 for plain SFT; 0 leaves a token out, 3 triples it.
+    w is 1 for plain SFT. A weight of 0 leaves a token out, and other weights scale its gradient.
 
     logprobs f32[N] -> loss f32[N]; metric nll (nats, without w).
     """

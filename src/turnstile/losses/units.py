@@ -1,4 +1,4 @@
-"""Units of tokens (token, turn, trajectory), and sums and means over them."""
+"""Units of tokens (token, turn, trajectory), with sums and means over them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Unit = Literal["token", "turn", "trajectory"]
 
 
 def units(batch: Batch, unit: Unit, kind: str) -> Tensor:
-    """Return i64[N]: the index of each token's unit, from 0.
+    """Return the index of each token's unit, i64[N], counted from 0.
 
-    `kind` is named in the ConfigError for an unknown unit.
+    Raises ConfigError, which names the loss `kind`, for an unknown unit.
     """
     match unit:
         case "token":
@@ -32,13 +32,13 @@ def units(batch: Batch, unit: Unit, kind: str) -> Tensor:
 
 
 def sum_within(values: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """Return f64[units]: the sum of `values` [N] over each unit's tokens of non-zero weight."""
+    """Return the sum of `values` [N] over each unit's tokens of non-zero weight, f64[units]."""
     count = int(index.max()) + 1 if len(index) else 0
     values = torch.where(weights != 0, values.double(), 0.0)
     return values.new_zeros(count).index_add(0, index, values)
 
 
 def mean_within(values: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """Return [N]: for each token the mean of `values` over its unit's tokens of non-zero weight (0 if none)."""
+    """Return, for each token, the mean of `values` over its unit's tokens of non-zero weight, [N]; 0 if it has none."""
     sizes = sum_within(torch.ones_like(values), index, weights)
     return (sum_within(values, index, weights) / sizes.clamp(min=1))[index].to(values.dtype)

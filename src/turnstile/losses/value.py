@@ -1,4 +1,4 @@
-"""The loss of a critic."""
+"""The loss of a critic's values."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from turnstile.losses.base import NO_REWARD, Metrics, extra, needs
 def value(values: Tensor, batch: Batch, *, clip: float | None = 0.2) -> tuple[Tensor, Metrics]:
     """Return the clipped squared error of a critic, as in PPO's code.
 
-    max((v - R)^2, (v_old + clip(v - v_old, -clip, clip) - R)^2) / 2 at each token; GAE, arXiv 1506.02438, uses it
+    At each token it is max((v - R)^2, (v_old + clip(v - v_old, -clip, clip) - R)^2) / 2; GAE (arXiv 1506.02438) uses it
     unclipped (`clip = None`). It is not a loss of the policy: a recipe's critic uses it, with the clip of
     `[credit.critic]`. It takes the critic's values f32[N] instead of log-probabilities. `batch.extras["values"]` are
     the values before the step and `batch.extras["returns"]` their targets, both f32[N].
 
-    values f32[N] -> loss f32[N]; metrics value, value_error (v - R)^2, clipped (1 where the gradient is cut). Raises
+    values f32[N] -> loss f32[N]; metrics value, value_error ((v - R)^2), clipped (1 where the gradient is cut). Raises
     ConfigError without old values and returns, and for a clip that is not above 0.
     """
     if clip is not None and clip <= 0:
@@ -38,7 +38,10 @@ def value(values: Tensor, batch: Batch, *, clip: float | None = 0.2) -> tuple[Te
 
 
 def clipped_error(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """Return (v - R)^2 f32[N]; with a clip, at least the error of v moved at most `clip` from the old value."""
+    """Return (v - R)^2, f32[N].
+
+    With a clip, it is at least the squared error of the value that moved by at most `clip` from the old one.
+    """
     error = (values - returns).square()
     if clip is None:
         return error

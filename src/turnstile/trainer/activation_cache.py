@@ -1,4 +1,4 @@
-"""Caches the inputs of the first trained layer for the rows of a step: taken from the rollout, or computed once."""
+"""A cache of the first trained layer's inputs for the rows of a step, taken from the rollout or computed once."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from turnstile.models.frozen_layers import forward_below
 from turnstile.types import Row
 
 RolloutActivations = Callable[[Row], Tensor]
-"""A row -> frozen-layer activations [L', H] of its first L' tokens that the rollout engine kept."""
+"""A row -> the frozen-layer activations [L', H] that the rollout engine kept for its first L' tokens."""
 
 
 class ActivationCache:
-    """The outputs of the lowest `frozen` layers, which are never trained, for the rows of one step."""
+    """The outputs of the `frozen` lowest layers, which are never trained, for the rows of one step."""
 
     def __init__(
         self, model: PreTrainedModel, frozen: int, budget: int, from_rollout: RolloutActivations | None, *, keep: bool
     ) -> None:
-        """Make an empty cache; with `keep` it keeps computed activations for rows that are used again in the step."""
+        """Create an empty cache. With `keep`, computed activations are kept for rows that the step uses again."""
         self._model, self._frozen, self._budget, self._keep = model, frozen, budget, keep
         self._from_rollout = from_rollout
         self._cache: dict[int, tuple[Row, Tensor, Tensor]] = {}
-        """By the row's id: the row (held so that its id stays its own), its forest's activations [T, H], its slots
+        """id(row) -> the row (kept alive so that its id is not reused), its forest's activations [T, H], and its slots
         i64[L]."""
 
     def get(self, rows: Sequence[Row]) -> tuple[list[Tensor] | None, int]:
         """Return the activations [L', H] of each row, and the number of tokens computed for them.
 
-        L' reaches as far as the row's trained tokens depend on it. Returns None if nothing is cached and nothing would
-        be kept: the frozen layers then cost no more together with the others.
+        L' covers all tokens on which the row's trained tokens depend. Returns (None, 0) if nothing is cached and
+        nothing would be kept, because it is then as cheap to compute the frozen layers together with the others.
         """
         cached = [self._lookup(row) for row in rows]
         missing = [row for row, hidden in zip(rows, cached, strict=True) if hidden is None]
@@ -55,7 +55,7 @@ class ActivationCache:
 
     @torch.no_grad()
     def _compute(self, rows: Sequence[Row]) -> tuple[list[Tensor], int]:
-        """Return the rows' activations [L, H] and the number of tokens computed; shared prefixes are computed once."""
+        """Return the rows' activations [L, H] and the number of tokens computed. Shared prefixes are computed once."""
         computed: dict[int, tuple[Row, Tensor, Tensor]] = {}
         weights, count = [row.loss_mask.astype(np.float32) for row in rows], 0
         for batch in pack_prefix_trees(rows, weights, budget=self._budget, device=self._model.device) if rows else ():
@@ -70,8 +70,9 @@ class ActivationCache:
 def saved_flops_share(model: PreTrainedModel, frozen: int, known: int, unique: int, trained: int) -> float:
     """Return the share of an update's matmul FLOPs that cached activations saved.
 
-    `known` of the update's `unique` tokens were cached; `trained` tokens go through the output head. Each weight costs
-    2 FLOPs per token in the forward pass, 2 more in the backward pass, and 2 if it is trained.
+    `known` of the update's `unique` tokens were cached; `trained` tokens pass through the output head. Each weight
+    costs 2 FLOPs per token in the forward pass, and above the frozen layers 2 more in the backward pass, plus 2 if it
+    is trained.
     """
     layers, head = decoder_layers(model), model.get_output_embeddings().weight
     matrices = [[p for p in layer.parameters() if p.ndim > 1] for layer in layers]

@@ -1,8 +1,9 @@
-"""Atomic checkpoints: a folder is written under a temporary name, flushed, and renamed into place.
+"""Atomic checkpoints, written as folders under a temporary name, flushed, and renamed into place.
 
 `checkpoints/step-000012/` holds the network as a plain Hugging Face folder (`model/`), the optimiser (`optimizer.pt`),
 the auxiliary model if there is one (`learned.pt`), and everything else as JSON (`state.json`). `SHA256SUMS` lists the
-checksums of all files in the format of `sha256sum --check`, so that reading detects a torn or changed folder.
+checksums of all these files in the format of `sha256sum --check`, so that a torn or changed folder is detected when it
+is read.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ _NAME = re.compile(r"step-(\d{6})")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint on disk whose checksums were correct."""
+    """A checkpoint on disk whose checksums are correct."""
 
     path: Path
     step: int
     state: Mapping[str, Any]
     digest: str
-    """The checksum of `SHA256SUMS`, its list of files."""
+    """The SHA-256 of `SHA256SUMS`."""
 
     @property
     def model(self) -> Path:
-        """The folder of the network."""
+        """The network's Hugging Face folder."""
         return self.path / "model"
 
 
@@ -59,10 +60,10 @@ def save(
     *,
     auxiliary: Mapping[str, Any] | None = None,
 ) -> Checkpoint:
-    """Write the checkpoint of `step`.
+    """Write the checkpoint of `step`, and return it.
 
-    `auxiliary` is the state of the auxiliary model, tensors included. Raises CheckpointError on failure; earlier
-    checkpoints are not touched.
+    `auxiliary` is the state of the auxiliary model, tensors included. Raises CheckpointError on failure; checkpoints of
+    other steps are not touched.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for unfinished in folder.glob(".writing-*"):  # left by a process that was killed
@@ -95,7 +96,7 @@ def save(
 
 
 def prune(folder: Path, steps: Collection[int]) -> None:
-    """Delete the checkpoints of all steps except `steps`."""
+    """Delete the checkpoints of all steps that are not in `steps`."""
     for path in folder.glob("step-*"):
         if (match := _NAME.fullmatch(path.name)) and int(match[1]) not in steps:
             shutil.rmtree(path)
@@ -108,9 +109,9 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
 
 
 def latest(folder: Path, committed: Mapping[int, str] | None = None) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest intact checkpoint, and a warning for each newer one that is torn.
+    """Return the newest intact checkpoint or None, and a warning for each newer one that was skipped.
 
-    With `committed` (step -> digest) a checkpoint counts only if it is listed there with the same digest.
+    With `committed` (step -> digest), only checkpoints that are listed there with the same digest count.
     """
     warnings: list[str] = []
     newest_first = sorted((path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), reverse=True)
@@ -125,18 +126,18 @@ def latest(folder: Path, committed: Mapping[int, str] | None = None) -> tuple[Ch
 
 
 def _is_committed(path: Path, committed: Mapping[int, str]) -> bool:
-    """Return whether the ledger lists this folder's checksums; True for a folder without any, which `read` refuses."""
+    """Return whether the folder's digest is in `committed`; True if it has no checksums, since `read` refuses it."""
     match, sums = _NAME.fullmatch(path.name), path / SUMS
     return not sums.is_file() or (match is not None and committed.get(int(match[1])) == _sha256(sums))
 
 
 def newest_folder(folder: Path) -> Path | None:
-    """Return the folder of the newest checkpoint, intact or not."""
+    """Return the newest checkpoint's folder, intact or not; None if there is none."""
     return max((path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), default=None)
 
 
 def weights_digests(folder: Path) -> dict[int, list[str]]:
-    """Return the checksum lines of the weight files in each checkpoint, by step."""
+    """Return, by step, the `SHA256SUMS` lines of each checkpoint's weight files."""
     digests = {}
     for path in folder.glob("step-*"):
         if (match := _NAME.fullmatch(path.name)) and (path / SUMS).is_file():
@@ -169,8 +170,8 @@ def read(path: Path) -> Checkpoint:
 def restore(checkpoint: Checkpoint, learner: Learner) -> None:
     """Restore weights, optimiser and RNG states bit for bit.
 
-    With adapters, the layers below them are the frozen layers of the model that the run started from. Raises
-    CheckpointError if the checkpoint has another architecture or other trained parameters.
+    If the recipe trains adapters, only these are restored; the other weights stay those of the initial model. Raises
+    CheckpointError if the checkpoint has another architecture or other adapters.
     """
     state = torch.load(checkpoint.path / "optimizer.pt", map_location="cpu", weights_only=True)
     adapter = adapter_state(learner.model)
@@ -199,7 +200,7 @@ def restore_auxiliary(checkpoint: Checkpoint, part: AuxiliaryModel) -> None:
 def load_weights(model: PreTrainedModel, folder: Path) -> None:
     """Load the weights of a Hugging Face folder into an existing network.
 
-    Raises CheckpointError if they belong to another architecture.
+    Raises CheckpointError if they do not fit its architecture.
     """
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):

@@ -1,6 +1,7 @@
-"""A critic for estimators that need one: a linear head on the policy's last hidden states.
+"""A critic for estimators that need one, implemented as a linear head on the policy's last hidden states.
 
-The head does not change the policy. It is fitted with its own optimiser to the network's hidden states before the step.
+The head does not change the policy. It has its own optimiser, and is fitted to the network's hidden states before the
+step.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from turnstile.types import Group, Row, Score
 
 
 class AuxiliaryModel(Protocol):
-    """A model that learns beside the policy and gives an estimator its predictions.
+    """A model that is trained beside the policy and makes predictions for an estimator.
 
-    Each step calls `predict` before the estimator and `update` after the policy's update. Most models predict before
+    Each step calls `predict` before the estimator, and `update` after the policy's update. Most models predict before
     they learn from the step.
     """
 
     def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
-        """Return the predictions that the estimator gets as `aux`."""
+        """Return the predictions that the estimator receives as `aux`."""
         ...
 
     def update(
@@ -40,18 +41,18 @@ class AuxiliaryModel(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return the state that a checkpoint stores, in a form that `torch.save` takes."""
+        """Return the state that a checkpoint stores, in a form that `torch.save` accepts."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Critic:
-    """A value head on the states in which tokens were sampled.
+    """A value head on the hidden states from which tokens were sampled.
 
-    `targets` computes what it learns (`credit.base.targets_of`), in `epochs` steps of Adam at `lr` over all tokens of a
-    step. All values start at 0. With `clip` above 0 the loss is that of `losses/value.py`, which gains nothing from
-    moving a value further than `clip` in one step of the run.
+    It is fitted to what `targets` returns (`credit.base.targets_of`), by `epochs` steps of Adam at `lr` over all tokens
+    of a step. All values start at 0. With `clip` above 0 the loss is that of `losses/value.py`, which does not reward
+    moving a value by more than `clip` in one training step.
     """
 
     def __init__(
@@ -72,14 +73,14 @@ class Critic:
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
         self._optimizer = torch.optim.Adam(self._head.parameters(), lr=lr)
-        self._seen: list[Tensor] = []  # [N, H] before each row's trained tokens, from `predict` to `update`
+        self._seen: list[Tensor] = []  # [N, H] before each row's trained tokens; set by `predict` for `update`
 
     def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
-        """Return `values`: [trajectory][turn] -> f32[n], the value before each sampled token; 0 in untrained turns."""
+        """Return {"values": [trajectory][turn] -> f32[n]}: the value before each sampled token, 0 if untrained."""
         return {"values": self.values(groups)}
 
     def values(self, groups: Sequence[Group]) -> Advantages:
-        """Return the values of `predict` as a plain list."""
+        """Return the values before each sampled token, [trajectory][turn] -> f32[n]; 0 in untrained turns."""
         everyone = trajectories_of(groups)
         owners = _rows(groups, [zero_advantages(trajectory) for trajectory in everyone])
         self._seen = features(self._learner, [row for rows in owners for row in rows])
@@ -96,10 +97,10 @@ class Critic:
     def update(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
     ) -> dict[str, float]:
-        """Fit the head to this step's targets.
+        """Fit the head to this step's targets, and return metrics; {} if there are no targets.
 
-        Metrics: critic/loss (mean square before the fit), critic/explained (the share of the targets' variance that the
-        values explained before; 0 for constant targets), critic/value (mean).
+        All metrics are from before the fit: critic/loss (mean squared error), critic/explained (the share of the
+        targets' variance that the values explained; 0 for constant targets) and critic/value (mean).
         """
         rows = [row for own in _rows(groups, self._targets(groups, scores, aux)) for row in own]
         seen, self._seen = self._seen, []
@@ -124,12 +125,12 @@ class Critic:
         return metrics
 
     def _value(self, states: Tensor) -> Tensor:
-        """Return the values [N] of hidden states [N, H], which may be on any device."""
+        """Return the values [N] of hidden states [N, H], which are moved to the head's device."""
         value: Tensor = self._head(states.to(self._head.weight.device))[:, 0]
         return value
 
     def state(self) -> dict[str, Any]:
-        """Return the head and its optimiser's moments."""
+        """Return the states of the head and its optimiser."""
         return {"head": self._head.state_dict(), "optimizer": self._optimizer.state_dict()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -138,7 +139,7 @@ class Critic:
 
 
 def step_finite(optimizer: torch.optim.Optimizer, module: nn.Module, who: str) -> None:
-    """Take one optimiser step of an auxiliary model. Raises TrainingError if its gradient is not finite."""
+    """Take one optimiser step of an auxiliary model. Raises TrainingError if a gradient is not finite."""
     gradients = [parameter.grad for parameter in module.parameters()]
     if not all(gradient is not None and bool(torch.isfinite(gradient).all()) for gradient in gradients):
         raise TrainingError(f"{who}'s gradient is not finite: its targets are too large; scale the rewards")
@@ -146,7 +147,7 @@ def step_finite(optimizer: torch.optim.Optimizer, module: nn.Module, who: str) -
 
 
 def _rows(groups: Sequence[Group], values: Advantages) -> list[list[Row]]:
-    """Return each trajectory's rows that have trained tokens, with `values` in place of advantages."""
+    """Return the rows of each trajectory that have trained tokens, with `values` as their advantages."""
     return [
         [row for row in rows_of(trajectory, turns) if row.loss_mask.any()]
         for trajectory, turns in zip(trajectories_of(groups), values, strict=True)

@@ -1,4 +1,4 @@
-"""Inputs of value heads: the policy's last hidden states before a step."""
+"""The inputs of value heads, which are the policy's last hidden states before a step."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from turnstile.types import Group, Row, Trajectory
 
 
 def features(learner: Learner, rows: Sequence[Row]) -> list[Tensor]:
-    """Return the last hidden states f32[N, H] before the trained tokens of each row, layer-normalised.
+    """Return the layer-normalised last hidden states f32[N, H] before each row's trained tokens.
 
-    They are kept in main memory, so that they take no device memory during the policy's update.
+    They are kept in main memory, so they take no device memory during the policy's update.
     """
     if not rows:
         return []

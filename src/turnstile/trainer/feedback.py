@@ -1,4 +1,4 @@
-"""The policy as its own teacher: its log-probabilities once it has read feedback on the attempt."""
+"""The policy as its own teacher, by its log-probabilities after it has read feedback on the attempt."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 class Feedback(LogprobProvider):
     """Computes the log-probabilities of the pre-step policy given feedback, for the loss `self_distill`.
 
-    The prompt gains feedback on the attempt: signals of its episode by name (`show`), its `last` observation, and the
-    attempt of its group with the highest reward, if that is higher (`solution`). The feedback is at the end of the
-    conversation's opening; all sampled and observed tokens after it stay the same. If there is no feedback, or no room
-    for it in the model's window, the array holds the policy's own log-probabilities, and nothing is learned there. A
-    lack of room is logged once.
+    The feedback consists of signals of the attempt's episode (`show`), its `last` observation, and the group's attempt
+    with the highest reward, if that is higher (`solution`). It is appended to the conversation's opening; all sampled
+    and observed tokens after that stay the same. Without feedback, or if it does not fit into the model's window, the
+    array holds the policy's own log-probabilities, so nothing is learned there. The first time that it does not fit, a
+    warning is logged.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Feedback(LogprobProvider):
         }
 
     def text(self, group: Group, scores: Sequence[Score], place: int) -> str:
-        """Return the feedback on attempt `place` of a group; "" if there is none."""
+        """Return the feedback on the trajectory with index `place` in the group; "" if there is none."""
         own = group.trajectories[place]
         parts = [f"[{name}]\n{plain(own.signals[name])}" for name in self._show if own.signals.get(name) is not None]
         if self._last and own.turns:
@@ -67,14 +67,14 @@ class Feedback(LogprobProvider):
         paragraphs = [
             f"An attempt at this ended so:\n{middle(part, self._chars // 2)}" for part in ("\n\n".join(parts),) if part
         ]
-        if self._solution and (better := _better(group, scores, place)) is not None:
+        if self._solution and (better := _better_attempt(group, scores, place)) is not None:
             shown = transcript(group.task, better, chars=self._chars // 2)
             paragraphs.append(f"Another attempt did better:\n{shown}")
         return "\n\n".join(paragraphs)
 
     def provide(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
         """Return the rows with `feedback_logprobs` f32[L] among their extras, 0 where masked."""
-        taught = [self._taught(row) for row in rows]
+        taught = [self._with_feedback(row) for row in rows]
         learner = self._learner
         found = with_logprobs(learner.model, learner.config.budget, taught, sampling, NAME)
         return [
@@ -82,8 +82,8 @@ class Feedback(LogprobProvider):
             for row, one in zip(rows, found, strict=True)
         ]
 
-    def _taught(self, row: Row) -> Row:
-        """Return the row after a prompt that contains the feedback."""
+    def _with_feedback(self, row: Row) -> Row:
+        """Return the row re-prompted with its feedback; unchanged if there is none or it exceeds the window."""
         trajectory, text = self._step[row.origin]
         if not text:
             return row
@@ -91,14 +91,14 @@ class Feedback(LogprobProvider):
         start = max(turn for turn in range(first + 1) if turn == 0 or trajectory.turns[turn].fresh)
         messages = messages_before(trajectory, start, hint=text)
         prompt = self._renderer.prompt(messages, trajectory.tools)
-        behind = len(row.token_ids) - len(trajectory.turns[start].context_ids)
-        length = len(prompt) + behind
+        rest_length = len(row.token_ids) - len(trajectory.turns[start].context_ids)
+        length = len(prompt) + rest_length
         if self._window and length > self._window:
-            self._tell(length)
+            self._warn_once(length)
             return row
         return replace(
             row,
-            token_ids=np.concatenate([prompt, row.token_ids[len(row.token_ids) - behind :]]),
+            token_ids=np.concatenate([prompt, row.token_ids[len(row.token_ids) - rest_length :]]),
             loss_mask=_fit_right(row.loss_mask, length),
             logprobs=_fit_right(row.logprobs, length),
             advantages=_fit_right(row.advantages, length),
@@ -107,7 +107,7 @@ class Feedback(LogprobProvider):
             extras={},
         )
 
-    def _tell(self, length: int) -> None:
+    def _warn_once(self, length: int) -> None:
         if not self._warned:
             _log.warning(
                 "feedback makes a row of %d tokens, the model's window holds %d: nothing is learned from it there; "
@@ -119,14 +119,14 @@ class Feedback(LogprobProvider):
 
 
 def _fit_right(values: NDArray[Scalar], length: int) -> NDArray[Scalar]:
-    """Return the end of an array, or the whole array after zeros for the prompt."""
+    """Return the last `length` values, after zeros if there are fewer."""
     if len(values) >= length:
         return values[len(values) - length :]
     return np.concatenate([np.zeros(length - len(values), values.dtype), values])
 
 
-def _better(group: Group, scores: Sequence[Score], place: int) -> Trajectory | None:
-    """Return the first of the attempts with the highest reward, if it is higher than this one's."""
+def _better_attempt(group: Group, scores: Sequence[Score], place: int) -> Trajectory | None:
+    """Return the attempt with the highest reward, the first if several tie, or None if it is not above this one's."""
     best = max(range(len(scores)), key=lambda i: (_earned_total(scores[i]), -group.trajectories[i].attempt))
     return group.trajectories[best] if _earned_total(scores[best]) > _earned_total(scores[place]) + EQUAL else None
 

@@ -1,8 +1,8 @@
-"""A process reward without step labels: a language model phi whose log-ratio to a reference separates outcomes.
+"""A process reward without step labels: the log-ratio of a language model phi that learns to separate outcomes.
 
-phi starts as the policy, with its own weights and optimiser; it shares the policy's frozen parameters. It learns which
-attempts were good. Its log-ratio at each token is then that token's reward (PRIME, arXiv 2502.01456; OPRL, later iStar,
-arXiv 2509.19199).
+phi starts as a copy of the policy that has its own trained weights and optimiser, and shares the frozen parameters. It
+learns which attempts were good. Its log-ratio to a reference at each token is then that token's reward (PRIME, arXiv
+2502.01456; OPRL, later iStar, arXiv 2509.19199).
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ from turnstile.types import F32, Group, Row, Sampling, Score
 
 @needs("ref_logprobs", scope="trajectory")
 def outcome_cross_entropy(logprobs: Tensor, batch: Batch, *, beta: float) -> tuple[Tensor, Metrics]:
-    """Return -y log sigmoid(h) - (1 - y) log sigmoid(-h) for each trajectory, given to each of its tokens.
+    """Return -y log sigmoid(h) - (1 - y) log sigmoid(-h) of its trajectory at each token.
 
-    h = beta * the sum over its tokens of log phi - log reference. y is the outcome within [0, 1]; the tokens'
-    advantages hold it. A token's gradient is the derivative of this loss with respect to its log-probability.
+    h is beta times the sum of log phi - log reference over the trajectory's tokens. y is its outcome in [0, 1], which
+    the tokens' advantages hold. A token's gradient is the derivative of the trajectory's loss with respect to the
+    token's log-probability.
     """
     side = trajectory_pairs(batch)
     h = beta * side.total(log_ratio_to(extra(batch, "ref_logprobs", "outcome_cross_entropy"), logprobs))
@@ -49,14 +50,14 @@ def outcome_cross_entropy(logprobs: Tensor, batch: Batch, *, beta: float) -> tup
 
 
 class ImplicitReward:
-    """Predicts beta * (log phi - log reference) at each token, and trains phi.
+    """Predicts the reward beta * (log phi - log reference) of each token, and trains phi.
 
-    `predict` and `update` read the current weights of `learner`'s network. A step's rewards come from phi before it
-    learns from that step.
+    `predict` uses the current weights of `learner`'s network, and computes a step's rewards before phi learns from that
+    step.
 
-    phi learns by `epochs` steps of AdamW at `lr` per step of the run. `objective`: `cross_entropy` of outcomes within
-    [0, 1] (PRIME), or `dpo` between attempts of a group with different outcomes (OPRL). `reference`: the policy at the
-    start of RL (PRIME), or the policy before the step (iStar).
+    phi takes `epochs` optimiser steps (AdamW at `lr`) per training step. Its `objective` is `cross_entropy` of outcomes
+    in [0, 1] (PRIME), or `dpo` between attempts of a group with different outcomes (OPRL). `reference` is the policy at
+    the start of RL (PRIME), or the policy before the step (iStar).
     """
 
     def __init__(
@@ -72,18 +73,18 @@ class ImplicitReward:
     ) -> None:
         self._policy, self._sampling = learner, sampling
         self._objective, self._reference, self._beta, self._epochs = objective, reference, beta, epochs
-        model = _twin(learner.model)
+        model = _copy_with_shared_frozen(learner.model)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         plan = replace(learner.config, lr=lr, schedule=no_schedule, warmup=0, weight_decay=0.0)
         self._phi = Learner(model, parameters, plan)
         self._start = [parameter.detach().clone() for parameter in parameters] if reference == "start" else []
-        self._rows: list[list[Row]] = []  # by trajectory, with reference log-probabilities, from `predict` to `update`
+        self._rows: list[list[Row]] = []  # by trajectory, with the extra `ref_logprobs`; set by `predict` for `update`
 
     def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
-        """Return `implicit`: [trajectory][turn] -> f32[n], 0 in untrained turns."""
+        """Return {"implicit": [trajectory][turn] -> f32[n]}, with 0 in untrained turns."""
         everyone = trajectories_of(groups)
         owned = [[row for row in rows_of(t, zero_advantages(t)) if row.loss_mask.any()] for t in everyone]
-        rows = self._against([row for own in owned for row in own])
+        rows = self._with_reference([row for own in owned for row in own])
         scored = iter(with_logprobs(self._phi.model, self._phi.config.budget, rows, self._sampling, "phi"))
         known = iter(rows)
         self._rows = [[next(known) for _ in own] for own in owned]
@@ -93,7 +94,7 @@ class ImplicitReward:
             ratios.append([np.float32(self._beta) * (extras["phi"] - extras["ref_logprobs"]) for extras in found])
         return {"implicit": [by_turn(*each) for each in zip(everyone, owned, ratios, strict=True)]}
 
-    def _against(self, rows: list[Row]) -> list[Row]:
+    def _with_reference(self, rows: list[Row]) -> list[Row]:
         """Return the rows with the reference's log-probabilities among their extras."""
         if not rows:
             return []
@@ -105,11 +106,12 @@ class ImplicitReward:
     def update(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
     ) -> dict[str, float]:
-        """Train phi on the step, and return metrics.
+        """Train phi on the step, and return metrics; {} if there is nothing to train on.
 
-        implicit/loss and implicit/accuracy (of outcomes above a half, or of a trajectory's pairs, 0 without pairs; both
-        before the update, trajectories weighted by their tokens), implicit/reward (mean over turns), implicit/skipped
-        (steps whose gradient was not finite).
+        implicit/loss and implicit/accuracy are from before the update, with trajectories weighted by their tokens;
+        accuracy is that of outcomes above 1/2, or of a trajectory's pairs (0 without pairs). implicit/reward is the
+        mean over turns. implicit/skipped counts optimiser steps whose gradient was not finite. Raises TrainingError if
+        `cross_entropy` meets an outcome outside [0, 1].
         """
         rows, self._rows = self._labelled_rows(groups, scores), []
         if not rows:
@@ -131,7 +133,7 @@ class ImplicitReward:
         }
 
     def _labelled_rows(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> list[Row]:
-        """Return the rows of trajectories in the baseline, with the outcome as each token's advantage."""
+        """Return the scored rows in the baseline, with their outcome as the advantage of each trained token."""
         known, found = iter(self._rows), []
         for group, group_scores in zip(groups, scores, strict=True):
             for trajectory, score in zip(group.trajectories, group_scores, strict=True):
@@ -148,7 +150,7 @@ class ImplicitReward:
         return found
 
     def state(self) -> dict[str, Any]:
-        """Return phi's trained weights, its optimiser, and the reference if it is the starting policy."""
+        """Return phi's trained weights, its optimiser, and the reference weights if they are fixed."""
         weights = [parameter.detach() for parameter in self._phi.parameters]
         return {"phi": weights, "learner": self._phi.state(), "start": self._start}
 
@@ -160,7 +162,7 @@ class ImplicitReward:
         self._phi.restore(state["learner"])
 
 
-def _twin(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of the model that shares the memory of frozen parameters."""
+def _copy_with_shared_frozen(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of the model that shares the frozen parameters."""
     shared: dict[int, nn.Parameter] = {id(p): p for p in model.parameters() if not p.requires_grad}
     return copy.deepcopy(model, dict(shared))

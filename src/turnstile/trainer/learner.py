@@ -1,4 +1,4 @@
-"""The optimiser step: rows are packed into prefix trees, whose gradients are summed into one update."""
+"""The optimiser step, in which rows are packed into prefix trees and their gradients are summed into one update."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _log = logging.getLogger(__name__)
 class Objective:
     """A token loss, its loss aggregation, and further losses (regularisers) with their coefficients.
 
-    `coefficient` is that of the loss itself. `sampling` is the distribution that the rollout sampled from; its
-    truncation is applied to the trainer's logits.
+    `coefficient` belongs to the loss itself. `sampling` is the distribution that the rollout sampled from, whose
+    truncation is also applied to the trainer's logits.
     """
 
     loss: TokenLoss
@@ -49,11 +49,11 @@ class Objective:
 
     @property
     def needs(self) -> Needs:
-        """The combined needs of the loss and the regularisers."""
+        """The combined needs of the loss and its regularisers."""
         return functools.reduce(operator.or_, map(needs_of, (self.loss, *(loss for _, loss in self.regularizers))))
 
-    def evaluate(self, logprobs: Tensor, entropy: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
-        """Return the loss [N] of a forest's tokens, regularisers included, and its metrics by slash-separated names."""
+    def token_losses(self, logprobs: Tensor, entropy: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Return the loss [N] of a batch's tokens, including regularisers, and metrics by slash-separated name."""
         batch = replace(batch, extras={**batch.extras, "entropy": entropy})
         loss, diagnostics = self.loss(logprobs, batch)
         loss = loss if self.coefficient == 1.0 else self.coefficient * loss
@@ -69,7 +69,7 @@ class Objective:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerConfig:
-    """The optimiser's settings. `total` is the number of optimiser steps of the whole run, for the schedule."""
+    """The optimiser's settings. `total` is the run's number of optimiser steps, which the schedule needs."""
 
     lr: float
     schedule: Schedule
@@ -79,7 +79,7 @@ class LearnerConfig:
     weight_decay: float = 0.0
     clip: float = 1.0
     budget: int = 8192
-    share: bool = True  # compute the prefixes that rows share once
+    share: bool = True  # compute prefixes shared by several rows only once
     checkpointing: bool = False  # keep only each layer's input, and recompute the layer in the backward pass
 
 
@@ -105,7 +105,7 @@ class Learner:
         self.optimizer = adamw(self.parameters, config.lr, config.betas, config.weight_decay)
         self.frozen = 0 if why else count_frozen_layers(model)
         self.step = 0  # optimiser steps taken or skipped
-        self.mean_entropy = float("nan")  # of the tokens trained on, over those steps
+        self.mean_entropy = float("nan")  # of trained tokens, over those steps
 
     def activation_cache(
         self, from_rollout: RolloutActivations | None = None, *, keep: bool = False
@@ -122,11 +122,11 @@ class Learner:
         activations: ActivationCache | None = None,
         stored: tuple[Sequence[Row], Objective] | None = None,
     ) -> tuple[dict[str, float], list[F32], list[F32]]:
-        """Take one optimiser step over `rows`, and over `stored` rows with an objective of their own.
+        """Take one optimiser step over `rows`, and over `stored` rows, which have their own objective.
 
-        Returns its metrics and, for each row, the weights f32[L] and the trainer's log-probabilities f32[L] before the
-        step (0 where masked). `activations` caches the frozen layers' outputs. A gradient that is not finite changes
-        nothing and is reported.
+        Returns the step's metrics and, for each row, the weights f32[L] and the trainer's log-probabilities f32[L]
+        before the step (0 where masked). `activations` caches the frozen layers' outputs. If the gradient is not
+        finite, the parameters stay unchanged and the metric optim/skipped is 1.
         """
         started = time.monotonic()
         weights = objective.aggregation(rows)
@@ -135,7 +135,7 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         sums = {"loss/total": 0.0}
         measure = functools.partial(_measure, self.model, objective=objective, frozen=self.frozen)
-        evaluate: Evaluate = objective.evaluate
+        evaluate: Evaluate = objective.token_losses
         if is_cut(forests, objective.needs.scope):
             forests, evaluate = solve(forests, evaluate, measure)
         for batch in forests:
@@ -161,7 +161,7 @@ class Learner:
     def _pack(
         self, rows: Sequence[Row], weights: Sequence[F32], activations: ActivationCache | None
     ) -> tuple[list[Batch], int]:
-        """Return the rows as forests, and the number of their tokens that skip the frozen layers."""
+        """Return the rows packed into forests, and the number of tokens that skip the frozen layers."""
         known, computed = activations.get(rows) if activations else (None, 0)
         budget, device = self.config.budget, self.model.device
         forests = pack_prefix_trees(rows, weights, budget=budget, device=device, share=self.shares, activations=known)
@@ -175,13 +175,13 @@ class Learner:
     def _rehearse(
         self, rows: Sequence[Row], objective: Objective, activations: ActivationCache | None
     ) -> dict[str, float]:
-        """Add the gradient of stored rows, and return the means of their loss metrics under rehearsal/."""
+        """Add the gradient of stored rows, and return the means of their loss metrics, named rehearsal/*."""
         weights = objective.aggregation(rows)
         forests, _ = self._pack(rows, weights, activations)
         measure = functools.partial(_measure, self.model, objective=objective, frozen=self.frozen)
         sums: dict[str, float] = {}
         for batch in forests:
-            metrics, _ = self._accumulate(batch, measure, objective.evaluate)
+            metrics, _ = self._accumulate(batch, measure, objective.token_losses)
             for name, value in metrics.items():
                 sums[name] = sums.get(name, 0.0) + value
         mass = float(sum(float(w.sum()) for w in weights)) or 1.0
@@ -189,15 +189,15 @@ class Learner:
         return {f"rehearsal/{name.removeprefix('loss/')}": value for name, value in means.items()}
 
     def _update_mean_entropy(self, entropy: float) -> None:
-        """Include the entropy of one more step in the mean, if it is a number."""
+        """Include the entropy of one more step in the running mean, unless it is not finite."""
         if np.isfinite(entropy):
             before = self.mean_entropy if np.isfinite(self.mean_entropy) else entropy
             self.mean_entropy = before + (entropy - before) / (self.step + 1)
 
     def _accumulate(self, batch: Batch, measure: Measure, evaluate: Evaluate) -> tuple[dict[str, float], Tensor]:
-        """Add the gradient of one forest; return its weighted sums of metrics and the trainer's log-probabilities [N].
+        """Add the gradient of one forest; return weighted sums of its metrics, and the trainer's log-probabilities [N].
 
-        The forest's activations are freed before the next forest begins.
+        The forest's activations are freed before the next forest is computed.
         """
         with checkpoint_layers(self.model, enabled=self.config.checkpointing):
             logprobs, entropy = measure(batch)
@@ -212,7 +212,7 @@ class Learner:
         return dict(zip(sums, numbers, strict=True)), logprobs.detach().cpu()
 
     def _step(self) -> dict[str, float]:
-        """Clip the gradient and take the optimiser step, or skip a step whose gradient is not finite."""
+        """Clip the gradient, and step the optimiser unless the gradient is not finite; return its metrics."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip))
         rate = self.config.lr * lr_multiplier(self.config.schedule, self.step, self.config.warmup, self.config.total)
         finite = bool(np.isfinite(norm))
@@ -236,7 +236,7 @@ class Learner:
 
 
 def _measure(model: PreTrainedModel, batch: Batch, objective: Objective, frozen: int) -> tuple[Tensor, Tensor]:
-    """Return the policy's log-probabilities [N] and entropies [N] at a forest's trained tokens."""
+    """Return the policy's log-probabilities [N] and entropies [N] at the trained tokens of a forest."""
     if batch.activations is None:
         hidden = forward_forest(model, batch)
     else:
@@ -252,7 +252,7 @@ def _measure(model: PreTrainedModel, batch: Batch, objective: Objective, frozen:
 
 
 def scatter(into: Sequence[F32], rows: Sequence[Row], batch: Batch, values: Tensor) -> None:
-    """Write per-token values [N] of a batch into the arrays of their rows."""
+    """Copy the values [N] of a batch's trained tokens into the arrays of their rows."""
     array, owner = values.float().cpu().numpy(), batch.row.cpu().numpy()
     for r in np.unique(owner):
         into[r][rows[r].loss_mask] = array[owner == r]

@@ -1,4 +1,4 @@
-"""The training loop on one page: sample groups, score them, assign credit, update, publish, record, repeat.
+"""The training loop: sample groups, score them, assign credit, update, publish, record, repeat.
 
 Read this first. Each line of `train` calls one part of the code base; the imports name the files.
 """
@@ -35,7 +35,7 @@ from turnstile.types import Group, Score, Stop
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The numbers of a run. 0 means never for `checkpoint_every` and `evaluate_every`."""
+    """The numbers that control a run. For `checkpoint_every` and `evaluate_every`, 0 means never."""
 
     steps: int
     epochs: int = 1
@@ -47,7 +47,7 @@ class Settings:
 
 @dataclass(kw_only=True, slots=True)
 class LoopState:
-    """The state of the loop that a checkpoint stores, besides weights."""
+    """The loop's own state in a checkpoint, besides that of the weights and other parts."""
 
     step: int = 0
     credit: State = field(default_factory=dict)
@@ -55,18 +55,18 @@ class LoopState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingParts:
-    """The parts of a training loop; `runs.train` builds them."""
+    """The parts of a training loop, which `runs.train` builds."""
 
     source: GroupSource
     scorer: Scorer
     estimator: Estimator
     learner: Learner
     objective: Objective
-    rollout_activations: RolloutActivations | None  # frozen-layer outputs that the engine has kept
-    logprob_providers: Sequence[LogprobProvider]  # for losses that compare the policy with another one
+    rollout_activations: RolloutActivations | None  # frozen-layer outputs that the engine kept
+    logprob_providers: Sequence[LogprobProvider]  # for losses that compare the policy with other policies
     auxiliary: AuxiliaryModel | None  # a model trained beside the policy, such as a critic
     rehearsal: Rehearsal | None  # stored samples of the initial policy, trained on in every step
-    buffer: ReplayBuffer  # attempts of earlier steps that are trained on again
+    buffer: ReplayBuffer  # attempts of earlier steps to train on again
     tracker: Tracker
     recorder: Recorder
     run_records: RunRecords
@@ -78,9 +78,9 @@ class TrainingParts:
 async def train(parts: TrainingParts, settings: Settings, progress: LoopState) -> LoopState:
     """Train from `progress` to the last step, and return the state reached.
 
-    It is safe to cancel at its awaits, evaluation and rollout: `progress`, the network and all other state are then
-    those of the last completed step, fit for a checkpoint. Raises TrainingError if infrastructure failed in every
-    episode of a step.
+    The coroutine may be cancelled while it awaits an evaluation or a rollout. In that case `progress`, the network and
+    all other state are those of the last completed step, so that a checkpoint can be written. Raises TrainingError if
+    all episodes of a step failed with an error.
     """
     parts.tracker.progress("training", progress.step, settings.steps)
     while progress.step < settings.steps:
@@ -152,10 +152,10 @@ _TASKS_SHOWN = 3  # tasks named for each kind of failure
 
 
 def _report_failures(parts: TrainingParts, step: int, groups: list[Group]) -> None:
-    """Warn of failed episodes, counted by kind of error and by task; raise TrainingError if all episodes failed.
+    """Warn about failed episodes by kind of error and task. Raise TrainingError if all episodes failed.
 
-    Infrastructure and program errors are never silent, so neither a broken machine nor a policy that kills its judge
-    goes unnoticed.
+    Errors of infrastructure and programs are always reported, so neither a broken machine nor a policy that crashes its
+    judge goes unnoticed.
     """
     episodes = [trajectory for group in groups for trajectory in group.trajectories]
     failed = [trajectory for trajectory in episodes if trajectory.stop is Stop.ERROR]
@@ -187,7 +187,7 @@ def _warn_if_no_gradient(parts: TrainingParts, step: int, zero_advantage: int, g
 
 
 def _report_timeouts(parts: TrainingParts, step: int, groups: list[Group]) -> None:
-    """Warn of episodes that ran out of time, by task; their outcomes are unknown."""
+    """Warn about episodes that ran out of time, by task. Their outcomes are unknown."""
     stopped = Counter(t.task_id for group in groups for t in group.trajectories if t.stop is Stop.TIMEOUT)
     if stopped:
         tasks = ", ".join(f"{task} {count}" for task, count in stopped.most_common(_TASKS_SHOWN))
@@ -202,7 +202,7 @@ def _due(step: int, every: int) -> bool:
 def _metrics(
     parts: TrainingParts, groups: list[Group], scores: list[list[Score]], trained: UpdateResult, *, rollout: float
 ) -> dict[str, float]:
-    """Return all metrics of a step by slash-separated names; `rollout` is the seconds spent waiting for episodes."""
+    """Return the metrics of a step by slash-separated name. `rollout` is the seconds spent waiting for episodes."""
     engine = Counter(parts.source.take_stats())
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     sampled, computed = engine["tokens_sampled"], engine["tokens_computed"]

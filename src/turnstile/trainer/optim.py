@@ -1,4 +1,4 @@
-"""The optimiser, and learning-rate schedules as multipliers of the recipe's learning rate."""
+"""The optimiser, and learning-rate schedules, which are multipliers of the recipe's learning rate."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cosine(progress: float) -> float:
 
 
 def lr_multiplier(schedule: Schedule, step: int, warmup: int, total: int) -> float:
-    """Return the learning-rate multiplier of optimiser step `step` (from 0) of `total`.
+    """Return the learning-rate multiplier of optimiser step `step` (counted from 0) of `total`.
 
     It rises linearly over the first `warmup` steps. Without warm-up, Adam's first step has full size whatever the
     gradient is.
@@ -41,9 +41,10 @@ def lr_multiplier(schedule: Schedule, step: int, warmup: int, total: int) -> flo
 def adamw(
     parameters: Iterable[nn.Parameter], lr: float, betas: tuple[float, float], weight_decay: float
 ) -> torch.optim.AdamW:
-    """Return AdamW, fused where torch has a kernel for it.
+    """Return AdamW, fused if torch has a fused kernel for the device.
 
-    The fused kernel makes one pass over weights, gradients and moments; the others copy the network for each operation.
+    The fused kernel makes one pass over weights, gradients and moments. The fallback allocates temporary copies of the
+    network's size.
     """
     trained = list(parameters)
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in trained)

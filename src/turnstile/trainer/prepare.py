@@ -1,4 +1,4 @@
-"""Training rows from scored groups."""
+"""Conversion of scored groups to training rows."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from turnstile.types import Group, Row, Score
 
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """The rows of one step by group, and the number of groups that gave none."""
+    """The training rows of one step, by group."""
 
     rows: list[list[Row]]  # one list for each trained group
     groups: list[int]  # index of each trained group in the step
-    zero_advantage: int  # number of groups left out because all their advantages are zero
+    zero_advantage: int  # number of groups dropped because all their advantages are zero
 
 
 def prepare(
     groups: Sequence[Group], scores: Sequence[Sequence[Score]], advantages: Advantages, *, drop_zero_advantage: bool
 ) -> TrainingRows:
-    """Return the rows of every trajectory that is in the gradient.
+    """Return the rows of all trajectories whose score is in the gradient.
 
-    `drop_zero_advantage` leaves out groups whose advantages are all zero, as in DAPO's dynamic sampling (arXiv
-    2503.14476), but without resampling replacements. Such groups cost no forward and backward pass, their tokens do not
-    count in the loss denominator, and regularisers do not see them. Raises TrainingError if advantages are not finite.
+    `drop_zero_advantage` drops groups whose advantages are all zero, as in DAPO's dynamic sampling (arXiv 2503.14476),
+    but without sampling replacements. Such groups cost no forward and backward pass, their tokens do not count in the
+    loss denominator, and regularisers do not see them. Raises TrainingError if advantages are not finite.
     """
     rows: list[list[Row]] = []
     indices: list[int] = []
@@ -64,7 +64,7 @@ def _check_finite(group: Group, advantages: Advantages) -> None:
 
 
 def split(prepared: TrainingRows, parts: int) -> list[list[Row]]:
-    """Split the rows of a step into at most `parts` mini-batches of whole groups."""
+    """Return the rows of a step as at most `parts` mini-batches of whole groups."""
     bounds = np.linspace(0, len(prepared.rows), min(parts, len(prepared.rows)) + 1).astype(int)
     return [
         [row for group in prepared.rows[begin:end] for row in group]

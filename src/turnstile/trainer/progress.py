@@ -1,8 +1,8 @@
-"""Contributions of turns, learned from outcomes alone such that they sum to the outcome of an episode.
+"""An estimator of turns' contributions, learned from outcomes alone, that sum to an episode's outcome.
 
-A head on the policy's last hidden states reads a turn's state and the turn itself (`turn_features.py`), as the
-turn-level critic does. It does not change the policy (SPA-RL, arXiv 2505.20732, gives its progress estimator its own
-weights).
+A head on the policy's last hidden states sees a turn's state and the turn itself (`turn_features.py`), as the
+turn-level critic does. It does not change the policy, whereas SPA-RL (arXiv 2505.20732) gives its progress estimator
+its own weights.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from turnstile.types import Group, Score
 
 
 class ProgressEstimator:
-    """Predicts the contribution of each turn, before learning from the step; `update` fits their sums.
+    """Predicts the contribution of each turn before it learns from the step, and fits their sums to targets.
 
-    `targets` gives the target sum of each attempt's contributions, f64[trajectories], NaN for none. The fit takes
-    `epochs` steps of Adam at `lr` on the mean square over attempts. All contributions start at 0.
+    `targets` returns the target sum of each attempt, f64[trajectories], NaN for none. Each fit takes `epochs` steps of
+    Adam at `lr` on the mean squared error over attempts. All contributions start at 0.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class ProgressEstimator:
             head = turn_head(2 * int(learner.model.config.get_text_config().hidden_size))
         self._head = head.to(learner.model.device)
         self._optimizer = torch.optim.Adam(self._head.parameters(), lr=lr)
-        self._seen: TurnFeatures | None = None  # from `predict` to `update`
+        self._seen: TurnFeatures | None = None  # set by `predict` for `update`
 
     def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
-        """Return `progress`: [trajectory] -> f32[K], 0 for untrained turns."""
+        """Return {"progress": [trajectory] -> f32[K]}, with 0 for untrained turns."""
         self._seen = read_turn_features(self._learner, groups)
         with torch.no_grad():
             return {"progress": self._seen.spread(self._contributions(self._seen.after))}
@@ -56,41 +56,41 @@ class ProgressEstimator:
     def update(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
     ) -> dict[str, float]:
-        """Fit the sums of contributions to this step's outcomes.
+        """Fit the sums of contributions to this step's targets, and return metrics; {} if there are none.
 
-        Metrics, all before the fit: progress/loss (mean square over attempts), progress/explained (the share of the
-        outcomes' variance that the sums explained; 0 for equal outcomes), progress/contribution (mean over turns),
-        progress/spread (its standard deviation).
+        All metrics are from before the fit: progress/loss (mean squared error over attempts), progress/explained (the
+        share of the targets' variance that the sums explained; 0 for equal targets), progress/contribution (mean over
+        turns) and progress/spread (its standard deviation).
         """
         seen, self._seen = self._seen, None
         if seen is None or not len(seen.turns):
             return {}
         wanted = torch.from_numpy(np.asarray(self._targets(groups, scores, aux), np.float32))
-        spoke = torch.zeros(len(wanted), dtype=torch.bool)
-        spoke[seen.trajectory] = True
-        known = spoke & ~torch.isnan(wanted)
+        has_turns = torch.zeros(len(wanted), dtype=torch.bool)
+        has_turns[seen.trajectory] = True
+        known = has_turns & ~torch.isnan(wanted)
         if not known.any():
             return {}
         device = self._learner.model.device
-        owner, hoped, known = torch.from_numpy(seen.trajectory).to(device), wanted.to(device), known.to(device)
+        owner, target_sums, known = torch.from_numpy(seen.trajectory).to(device), wanted.to(device), known.to(device)
         metrics: dict[str, float] = {}
         for _ in range(self._epochs):
             self._optimizer.zero_grad(set_to_none=True)
             contributions = self._contributions(seen.after)
-            sums = torch.zeros_like(hoped).index_add(0, owner, contributions)
-            error = (sums - hoped)[known]
-            metrics = metrics or _metrics(contributions.detach(), error.detach(), hoped[known])
+            sums = torch.zeros_like(target_sums).index_add(0, owner, contributions)
+            error = (sums - target_sums)[known]
+            metrics = metrics or _metrics(contributions.detach(), error.detach(), target_sums[known])
             error.square().mean().backward()
             step_finite(self._optimizer, self._head, "the progress estimator")
         return metrics
 
     def _contributions(self, states: Tensor) -> Tensor:
-        """Return the contributions of turns, [M, 2H] -> [M]."""
+        """Return the contributions of turns [M] from their features [M, 2H]."""
         values: Tensor = self._head(states.to(self._learner.model.device))[:, 0]
         return values
 
     def state(self) -> dict[str, Any]:
-        """Return the head and its optimiser's moments."""
+        """Return the states of the head and its optimiser."""
         return {"head": self._head.state_dict(), "optimizer": self._optimizer.state_dict()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -98,8 +98,8 @@ class ProgressEstimator:
         self._optimizer.load_state_dict(state["optimizer"])
 
 
-def _metrics(contributions: Tensor, error: Tensor, hoped: Tensor) -> dict[str, float]:
-    spread = float(hoped.var(unbiased=False))
+def _metrics(contributions: Tensor, error: Tensor, target_sums: Tensor) -> dict[str, float]:
+    spread = float(target_sums.var(unbiased=False))
     return {
         "progress/loss": float(error.square().mean()),
         "progress/explained": 1.0 - float(error.var(unbiased=False)) / spread if spread > 0 else 0.0,

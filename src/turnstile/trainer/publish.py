@@ -1,4 +1,4 @@
-"""Publishing weights: files of the trained parameters for another process, Hugging Face folders for servers."""
+"""Publishing of weights, as files of trained parameters (for a process) or Hugging Face folders (for servers)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from turnstile.errors import RunFolderError
 from turnstile.trainer.checkpoint import save_model
 from turnstile.trainer.learner import Learner
 
-VERSIONS_KEPT = 2  # the newest, and the one before, which another process may be reading
+VERSIONS_KEPT = 2  # the newest and the previous one, which another process may be reading
 
 
 def _make_empty(folder: Path) -> Path:
-    """Create the folder or delete its contents, and return it.
+    """Delete the folder's contents, or create the folder, and return it.
 
     Raises RunFolderError on failure.
     """
@@ -34,7 +34,7 @@ def _make_empty(folder: Path) -> Path:
 
 
 class WeightFiles:
-    """Weight files in a folder that is emptied first. They are not flushed to disk, since no run resumes from them."""
+    """A folder of weight files, which is emptied first. No run resumes from them, so they are not flushed to disk."""
 
     def __init__(self, folder: Path, learner: Learner) -> None:
         trained = set(map(id, learner.parameters))
@@ -42,7 +42,7 @@ class WeightFiles:
         self._folder = _make_empty(folder)
 
     def write(self, version: int) -> Path:
-        """Write the weights of a version to a file, which appears atomically, and return it.
+        """Write the weights of a version to a file and return it. The file appears atomically.
 
         Raises OSError if the disk is full.
         """
@@ -60,9 +60,9 @@ class WeightFiles:
 
 
 class WeightFolders:
-    """Hugging Face folders in a folder that is emptied first. They are not flushed to disk.
+    """A folder of Hugging Face folders, which is emptied first. They are not flushed to disk.
 
-    The newest `kept` folders stay, and older ones as long as a server loads them.
+    The newest `kept` folders stay, and so do older ones that a server is still loading.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class WeightFolders:
         self._numbers = itertools.count()
 
     def write(self, version: int) -> Path:
-        """Write the weights of a version to a folder, which appears atomically, and return it.
+        """Write the weights of a version to a folder and return it. The folder appears atomically.
 
         Raises OSError if the disk is full.
         """

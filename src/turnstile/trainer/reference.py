@@ -1,4 +1,4 @@
-"""Arrays that losses compare the policy with: log-probabilities of other policies, and past entropy."""
+"""Arrays with which losses compare the policy, namely other policies' log-probabilities and the past entropy."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 
 
 class LogprobProvider(Protocol):
-    """A provider of one more array among the extras of each row, computed before the step."""
+    """Computes one more array for the extras of each row, before the update."""
 
     def on_step_start(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> None:
-        """Receive the step's groups and scores before any of its rows. Most providers ignore them."""
+        """Receive the groups and scores of a step, before `provide` is called. Most providers ignore them."""
         return
 
     def provide(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
@@ -36,12 +36,12 @@ class LogprobProvider(Protocol):
         ...
 
     def on_step_end(self, step: int) -> None:
-        """Receive the number of each completed step. Most providers ignore it."""
+        """Receive the number of the completed step. Most providers ignore it."""
         return
 
 
 class ProximalPolicy(LogprobProvider):
-    """The policy before the step, as the trainer computes it; the sampler's log-probabilities may differ slightly."""
+    """The policy before the step, as computed by the trainer. The sampler's log-probabilities may differ slightly."""
 
     def __init__(self, learner: Learner) -> None:
         self._learner = learner
@@ -52,7 +52,7 @@ class ProximalPolicy(LogprobProvider):
 
 
 class TeacherPolicy(LogprobProvider):
-    """A fixed network with the policy's vocabulary."""
+    """A fixed network with the same vocabulary as the policy."""
 
     def __init__(self, model: PreTrainedModel, learner: Learner) -> None:
         policy, teacher = (m.get_output_embeddings().weight.shape[0] for m in (learner.model, model))
@@ -74,31 +74,31 @@ class TeacherPolicy(LogprobProvider):
 
 
 class PastEntropy(LogprobProvider):
-    """The mean entropy of the tokens of all earlier optimiser steps."""
+    """The mean entropy of the trained tokens over all earlier optimiser steps."""
 
     def __init__(self, learner: Learner) -> None:
         self._learner = learner
 
     def provide(self, rows: Sequence[Row], sampling: Sampling) -> list[Row]:
-        """Return the rows with `entropy_past` f32[L] among their extras: one value, NaN before the first step."""
+        """Return the rows with `entropy_past` f32[L] among their extras, a constant; NaN before the first step."""
         past = np.float32(self._learner.mean_entropy)
         return [replace(row, extras={**row.extras, "entropy_past": np.full(len(row.token_ids), past)}) for row in rows]
 
 
 class ReferencePolicy(LogprobProvider):
-    """The policy at the start of RL, to which a KL penalty is relative: a copy of the trained parameters.
+    """The policy at the start of RL, from which a KL penalty measures. Holds a copy of the trained parameters.
 
-    The frozen parameters are shared with the policy. With `every` above 0 the reference is reset to the current policy
-    after that many steps, and the optimiser's state is cleared, as in ProRL (arXiv 2505.24864; there by hand, when
-    progress stalls). Each reference is one file in `folder`. A resumed run uses the same one: the last that is not
-    later than its `step`. The last `keep` + 1 files stay, which is enough for `keep` checkpoints if one is saved at
-    least every `every` steps.
+    The frozen parameters are shared with the policy. If `every` is above 0, the reference is reset to the current
+    policy after every `every` steps and the optimiser's state is cleared, as in ProRL (arXiv 2505.24864, where it is
+    done by hand when progress stalls). Each reference is stored as one file in `folder`. A resumed run uses the latest
+    reference that is not later than its `step`. The last `keep` + 1 files are kept, which is enough for `keep`
+    checkpoints if one is saved at least every `every` steps. Raises CheckpointError if a resumed run's file is missing.
     """
 
     def __init__(self, learner: Learner, folder: Path, *, step: int = 0, every: int = 0, keep: int = 2) -> None:
         self._learner, self._folder, self._every, self._keep = learner, folder, every, keep
         for file in self._files():
-            if _step_of(file) > step:  # from steps after the checkpoint that this run resumes from
+            if _step_of(file) > step:  # from a step after the checkpoint that this run resumes from
                 file.unlink()
         if files := self._files():
             values = torch.load(files[-1], map_location="cpu", weights_only=True)
@@ -111,7 +111,7 @@ class ReferencePolicy(LogprobProvider):
             self._snapshot(step)
 
     def on_step_end(self, step: int) -> None:
-        """Reset the reference to the current policy if it is due."""
+        """Reset the reference to the current policy, if a reset is due."""
         if self._every and step % self._every == 0:
             self._snapshot(step)
             self._learner.optimizer.state.clear()
@@ -137,7 +137,7 @@ class ReferencePolicy(LogprobProvider):
 
 @contextmanager
 def swapped_parameters(parameters: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Put other values into a network's parameters for the duration of a `with` block."""
+    """Replace the values of a network's parameters for the duration of a `with` block."""
     current = [parameter.detach().clone() for parameter in parameters]
     _copy_into(parameters, values)
     try:
@@ -157,7 +157,7 @@ def _step_of(file: Path) -> int:
 
 
 def with_logprobs(model: PreTrainedModel, budget: int, rows: Sequence[Row], sampling: Sampling, name: str) -> list[Row]:
-    """Return the rows with the network's log-probabilities f32[L] among their extras, 0 where masked."""
+    """Return the rows with the model's log-probabilities f32[L] as the extra `name`, 0 where masked."""
     logprobs = [np.zeros(len(row.token_ids), np.float32) for row in rows]
     no_weights = [np.zeros(len(row.token_ids), np.float32) for row in rows]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Rehearsal: stored samples of the initial policy, trained on in every step against forgetting."""
+"""Rehearsal of stored samples of the initial policy in every step, against forgetting."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from turnstile.types import Row, Trajectory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rehearsal:
-    """Stored episodes, and the objective that trains on them in every optimiser step, beside the policy's own.
+    """Stored episodes, and the objective with which every optimiser step trains on them beside the policy's own.
 
-    Each step draws `batch` episodes, by `seed` and the step number alone, so that a repeated step draws the same ones.
-    Their tokens are aggregated separately and take no weight from fresh samples. Advantages are 1; `ref_logprobs` are
-    the recorded log-probabilities, which are the reference's because it sampled them.
+    Each training step draws `batch` episodes, which depend on `seed` and the step number alone, so a repeated step
+    draws the same ones. Their tokens are aggregated separately, so they take no weight from fresh samples. Advantages
+    are 1. `ref_logprobs` are the recorded log-probabilities, because the reference itself sampled the episodes.
     """
 
     episodes: tuple[Trajectory, ...]
@@ -28,7 +28,7 @@ class Rehearsal:
     seed: int
 
     def rows(self, step: int) -> list[Row]:
-        """Return the rows of a training step."""
+        """Return the stored rows that a training step rehearses."""
         draw = random.Random(f"{self.seed}/{step}/rehearsal")
         chosen = draw.sample(self.episodes, min(self.batch, len(self.episodes)))
         return [row for episode in chosen for row in _rows(episode)]

@@ -1,4 +1,4 @@
-"""Save and restore the global RNG states of Python, NumPy and torch.
+"""The global random states of Python, NumPy and torch, which a checkpoint saves and restores.
 
 Turnstile itself does not use them, but a custom environment, reward or loss may.
 """
@@ -15,14 +15,14 @@ import torch
 
 
 def seed(number: int) -> None:
-    """Seed all generators."""
+    """Seed the global generators."""
     random.seed(number)
     np.random.seed(number % 2**32)
     torch.manual_seed(number)
 
 
 def state() -> dict[str, Any]:
-    """Return the states of all generators, as tensors and plain numbers."""
+    """Return the states of the global generators, as tensors and plain numbers."""
     kind, keys, place, has_gauss, gauss = np.random.get_state(legacy=True)
     version, internal, following = random.getstate()
     return {
@@ -35,7 +35,7 @@ def state() -> dict[str, Any]:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Restore the states at the end of the `with` block."""
+    """Restore the current states at the end of a `with` block."""
     before = state()
     try:
         yield
@@ -44,7 +44,7 @@ def preserved() -> Iterator[None]:
 
 
 def restore(state: Mapping[str, Any]) -> None:
-    """Restore the states bit for bit; those of missing devices are skipped."""
+    """Restore the states bit for bit. CUDA states are skipped if the number of devices has changed."""
     version, internal, following = state["python"]
     random.setstate((version, tuple(internal), following))
     kind, keys, place, has_gauss, gauss = state["numpy"]

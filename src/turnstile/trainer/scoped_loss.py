@@ -1,10 +1,9 @@
 """Losses whose value at a token depends on tokens in other packed batches.
 
-A sequence's ratio, a pair of trajectories or a quantile of the step must not change with packing. If the tokens that
-such a loss needs together lie in several forests, their log-probabilities are first computed without gradient, and the
-loss is evaluated on all of them at once. Its derivatives with respect to each token's log-probability and entropy are
-then passed to the forests. Their usual backward pass gives the same gradient, for one more forward pass and no more
-memory.
+A sequence's ratio, a pair of trajectories or a quantile of the step must not depend on packing. If tokens that such a
+loss needs together lie in several forests, their log-probabilities are first computed without gradient, and the loss is
+evaluated on all of them at once. The forests then receive its derivatives with respect to each token's log-probability
+and entropy. Their usual backward pass gives the same gradient, at the cost of one more forward pass and no more memory.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _METRIC = "metric:"
 
 
 def is_cut(forests: Sequence[Batch], scope: Scope) -> bool:
-    """Return whether tokens that must be in one forest are in several."""
+    """Return whether tokens that must be in one batch are in several."""
     match scope:
         case "":
             return False
@@ -40,7 +39,7 @@ def is_cut(forests: Sequence[Batch], scope: Scope) -> bool:
 
 
 def solve(forests: Sequence[Batch], evaluate: Evaluate, measure: Measure) -> tuple[list[Batch], Evaluate]:
-    """Return forests with the loss of their tokens and its derivatives, and the function that evaluates them."""
+    """Return forests with the loss of their tokens and its derivatives as extras, and the function that reads it."""
     with torch.no_grad():
         measured = [measure(forest) for forest in forests]
     logprobs, entropy = (torch.cat(parts).requires_grad_() for parts in zip(*measured, strict=True))
@@ -55,11 +54,11 @@ def solve(forests: Sequence[Batch], evaluate: Evaluate, measure: Measure) -> tup
     parts = {name: values.split(sizes) for name, values in solved.items()}
     return [
         replace(forest, extras={name: values[i] for name, values in parts.items()}) for i, forest in enumerate(forests)
-    ], _linear
+    ], _linearised
 
 
-def _linear(logprobs: Tensor, entropy: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
-    """Return the solved loss, whose gradient is the solved derivative once the weights are multiplied in."""
+def _linearised(logprobs: Tensor, entropy: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
+    """Return the solved loss, linearised so that weight * loss has the solved derivative as its gradient."""
     solved = batch.extras
     slope = solved["by_logprob"] * (logprobs - logprobs.detach()) + solved["by_entropy"] * (entropy - entropy.detach())
     weights = batch.weights.to(slope.dtype)

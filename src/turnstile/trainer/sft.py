@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on oracle episodes, so that RL starts from an agent that can act."""
+"""Supervised fine-tuning on demonstrations, so that RL starts from an agent that can act."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TokenWeights = Callable[[Trajectory, int], F32]
 
 
 def demo_rows(demos: Sequence[Trajectory], token_weights: TokenWeights | None = None) -> list[Row]:
-    """Return the rows of demonstrations; their advantages are token weights: 1, or what `token_weights` returns."""
+    """Return the rows of demonstrations, with token weights as advantages: 1, or what `token_weights` returns."""
 
     def credit(demo: Trajectory, turn: int) -> F32:
         if token_weights is None:
@@ -41,9 +41,10 @@ def warm_start(
     seed: int,
     report: Callable[[int, int, dict[str, float]], None] = lambda done, total, metrics: None,
 ) -> dict[str, float]:
-    """Train on `rows` for `epochs` passes in mini-batches of `batch` rows, shuffled by `seed`; return the last metrics.
+    """Train on `rows` for `epochs` passes, and return the metrics of the last optimiser step.
 
-    `report(done, total, metrics)` is called after each optimiser step.
+    Each pass is shuffled by `seed` and split into mini-batches of `batch` rows. `report(done, total, metrics)` is
+    called after each optimiser step.
     """
     order = np.random.default_rng(seed)
     batches = [part for _ in range(epochs) for part in _batches(order.permutation(len(rows)).tolist(), batch)]

@@ -1,4 +1,4 @@
-"""The update of a training step, from scored groups to new weights and a record."""
+"""The update of one training step, from scored groups to new weights and the arrays to record."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PerGroup = list[list[list[F32]]]
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """The arrays that an update computed for each token, and the attempts that each pass trained on.
+    """The metrics of an update, the arrays that it computed for each token, and the attempts in each pass.
 
-    `weights` are the loss weights, `logprobs` the trainer's log-probabilities before the update, `extras` the
-    log-probabilities of other policies that the losses needed.
+    `weights` are the loss weights, `logprobs` the trainer's log-probabilities before the update, and `extras` the
+    log-probabilities of other policies that the losses needed. `passes` lists (group, attempt) for each pass.
     """
 
     metrics: dict[str, float]
@@ -34,7 +34,7 @@ class UpdateResult:
     extras: Mapping[str, PerGroup] = field(default_factory=dict)
 
     def arrays(self, place: int) -> dict[str, list[list[F32]]]:
-        """Return the arrays that a record stores for the group with index `place`."""
+        """Return the arrays to record for the group with index `place`, by name."""
         named = {WEIGHT: self.weights, LOGPROB: self.logprobs, **self.extras}
         return {name: values[place] for name, values in named.items()}
 
@@ -50,17 +50,17 @@ def update(
     rollout_activations: RolloutActivations | None = None,
     stored: tuple[Sequence[Row], Objective] | None = None,
 ) -> UpdateResult:
-    """Take `epochs` passes over the step's rows, in `minibatches` optimiser steps each.
+    """Train for `epochs` passes over the step's rows, with up to `minibatches` optimiser steps each.
 
-    Every optimiser step includes the `stored` rows. `rollout_activations` are the frozen-layer activations that the
-    rollout engine kept. Metrics are means over the optimiser steps, except for tokens and seconds (sums), the gradient
-    norm (maximum), and the gap between sampler and trainer (first step, since later ones include the policy's change).
-    The arrays are from the first pass, while the policy is still the one that sampled.
+    Every optimiser step also includes the `stored` rows. `rollout_activations` returns the frozen-layer activations
+    that the rollout engine kept. Metrics are means over the optimiser steps, with these exceptions: tokens, seconds and
+    skipped steps are summed, the gradient norm is the maximum, and the gap between sampler and trainer is from the
+    first step, because later gaps include the policy's own change. The arrays are from the first pass over each row.
     """
     reports: list[dict[str, float]] = []
     first: dict[int, tuple[F32, F32]] = {}
     passes: list[list[tuple[str, int]]] = []
-    # Rows come again in later epochs, in the extra pass of a scoped loss, and as stored rows of the next minibatch.
+    # Rows are used again in later epochs, in the extra pass of a scoped loss, and as stored rows of later mini-batches.
     reuse = epochs > 1 or bool(objective.needs.scope) or (bool(stored) and minibatches > 1)
     activations = learner.activation_cache(rollout_activations, keep=reuse)
     for _ in range(epochs):
@@ -82,13 +82,13 @@ def update(
 
 
 def _logprob_names(rows: Sequence[Row]) -> list[str]:
-    """Return the names of the log-probability arrays that all rows have."""
+    """Return the names of the log-probability arrays that all rows have, sorted."""
     names = set.intersection(*(set(row.extras) for row in rows)) if rows else set()
     return sorted(name for name in names if name.endswith("_logprobs"))
 
 
 def per_group(groups: Sequence[Group], advantages: Advantages) -> PerGroup:
-    """Return the advantages by group, in the order of trajectories."""
+    """Return the advantages split by group: [group][trajectory][turn] -> f32[n]."""
     remaining = iter(advantages)
     return [[next(remaining) for _ in group.trajectories] for group in groups]
 

@@ -1,7 +1,7 @@
-"""Inputs of turn-level heads: the policy's hidden states before and within each turn.
+"""Inputs of turn-level heads, made of the policy's hidden states before and within each turn.
 
-The state is the hidden state before the first token of a turn. The turn itself is represented by that state and the
-mean of the hidden states after each of its tokens.
+The state of a turn is the hidden state before its first token. The turn itself is represented by that state and the
+mean of the hidden states after its tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Indices = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class TurnFeatures:
-    """Features of a step's trained turns."""
+    """Features of the trained turns of a step."""
 
     turns: Indices  # [M] index of each turn among all turns of the step
     lengths: list[int]  # number of turns of each trajectory
@@ -32,14 +32,14 @@ class TurnFeatures:
     after: Tensor  # [M, 2H] that state, and the mean state over the turn's tokens
 
     def spread(self, values: Tensor) -> list[F32]:
-        """Return values [M] as [trajectory] -> f32[K], with 0 in untrained turns."""
+        """Return the values [M] as [trajectory] -> f32[K], with 0 for untrained turns."""
         flat = np.zeros(sum(self.lengths), np.float32)
         flat[self.turns] = values.detach().float().cpu().numpy()
         return np.split(flat, np.cumsum(self.lengths)[:-1])
 
     @property
     def trajectory(self) -> Indices:
-        """The index of each turn's trajectory in the step, [M]."""
+        """The index of each trained turn's trajectory in the step, [M]."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)[self.turns]
 
 
@@ -65,7 +65,7 @@ def read_turn_features(learner: Learner, groups: Sequence[Group]) -> TurnFeature
 
 
 def turn_head(size: int) -> nn.Sequential:
-    """Return a head with one hidden layer as wide as its input and one output, initialised to 0."""
+    """Return a network with one hidden layer as wide as its input, and one output that is initially 0."""
     last = nn.Linear(size, 1)
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)
@@ -73,10 +73,10 @@ def turn_head(size: int) -> nn.Sequential:
 
 
 def _with_boundaries(row: Row, turns: Indices) -> Row:
-    """Return the row with a mask of the tokens of `turns` and of the token after each turn.
+    """Return the row with its mask set at the tokens of `turns` and at the token after each turn.
 
-    The hidden states before these tokens are those before each turn and after each of its tokens. The row gets one
-    extra token, so that the last turn has a token after it.
+    The hidden states before the masked-in tokens are then those before each turn and after each of its tokens. One
+    extra token is appended, so that the last turn is followed by a token too.
     """
     mask = np.append(np.isin(row.turn_ids, turns), False)
     mask[1:] |= mask[:-1]
@@ -85,7 +85,7 @@ def _with_boundaries(row: Row, turns: Indices) -> Row:
 
 
 def _split_by_turn(states: Tensor, row: tuple[Row, Indices]) -> list[Tensor]:
-    """Split the states of `_with_boundaries` by turn: [n + 1, H] for each turn of n tokens."""
+    """Return the states of `_with_boundaries` split by turn, [n + 1, H] for each turn of n tokens."""
     owner = row[0].turn_ids
     positions = np.flatnonzero(_with_boundaries(*row).loss_mask)
     by_turn = []

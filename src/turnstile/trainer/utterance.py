@@ -1,4 +1,4 @@
-"""A turn-level critic on the policy's last hidden states: values of states, and of whole turns in them.
+"""A turn-level critic on the policy's last hidden states, which values states and the turns taken in them.
 
 Its inputs are in `turn_features.py`. Like the token-level critic, it does not change the policy.
 """
@@ -25,11 +25,12 @@ TWICE = (1, 2)
 
 
 class UtteranceCritic:
-    """Two Q and two V, each with a slow copy: Q_i learns the `targets` from slow V_i, V_i learns slow Q_i.
+    """Two Q and two V heads, each with a slow copy. Q_i learns `targets` computed with slow V_i; V_i learns slow Q_i.
 
-    Learning takes `epochs` steps of Adam at `lr` over the turns of a step; after each, the slow copies move by a share
-    `tau`. All values start at 0. As in the paper's code, the critic learns first and the policy then uses it. Unlike
-    the paper's, it keeps no turns of earlier steps, because their hidden states would be those of an older network.
+    The heads take `epochs` steps of Adam at `lr` over the turns of a step. After each of these, the slow copies move by
+    a share `tau` towards the heads. All values start at 0. As in the paper's code, the critic learns from a step before
+    the policy uses it. Unlike the paper's, it keeps no turns of earlier steps, because their hidden states would be
+    those of an older network.
     """
 
     def __init__(
@@ -53,26 +54,27 @@ class UtteranceCritic:
         self._heads = heads.to(learner.model.device)
         self._slow = copy.deepcopy(self._heads).requires_grad_(False)
         self._optimizer = torch.optim.Adam(self._heads.parameters(), lr=lr)
-        self._metrics: dict[str, float] = {}  # from `predict` to `update`
+        self._metrics: dict[str, float] = {}  # set by `predict` for `update`
 
     def predict(self, groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, Any]:
-        """Learn from these groups, and return `q` and `v` in the form of `values`."""
+        """Learn from these groups, and return `q` and `v` as `values` does."""
         seen = read_turn_features(self._learner, groups)
         before = self._predict(seen)
         self._metrics = self._fit(groups, scores, seen, before)
         return self._predict(seen)
 
     def values(self, groups: Sequence[Group]) -> dict[str, Any]:
-        """Return `q` and `v`: [trajectory] -> f32[K], each the smaller of two; 0 for untrained turns."""
+        """Return `q` and `v`, each [trajectory] -> f32[K]: the smaller of two heads, 0 for untrained turns."""
         return self._predict(read_turn_features(self._learner, groups))
 
     def update(
         self, groups: Sequence[Group], scores: Sequence[Sequence[Score]], aux: Mapping[str, Any]
     ) -> dict[str, float]:
-        """Return the metrics of `predict`, which has learned already.
+        """Return the metrics of the fit in `predict`, since the critic has already learned from the step.
 
-        utterance/explained (the share of the variance of Q's targets that Q explained before; 0 for constant targets),
-        utterance/q_loss and v_loss (mean square, before), utterance/q and v (means, before).
+        All are from before the fit: utterance/explained (the share of the variance of Q's targets that Q explained; 0
+        for constant targets), utterance/q_loss and utterance/v_loss (mean squared error), utterance/q and utterance/v
+        (means).
         """
         metrics, self._metrics = self._metrics, {}
         return metrics
@@ -92,13 +94,13 @@ class UtteranceCritic:
         if not len(seen.turns):
             return {}
         predicted = np.concatenate(before["q"])[seen.turns]
-        hoped = np.concatenate(self._targets(groups, scores, before))[seen.turns]
-        known = torch.from_numpy(np.isfinite(hoped))
+        initial_targets = np.concatenate(self._targets(groups, scores, before))[seen.turns]
+        known = torch.from_numpy(np.isfinite(initial_targets))
         if not known.any():
             return {}
-        spread = float(np.nanvar(hoped))
+        spread = float(np.nanvar(initial_targets))
         metrics = {
-            "utterance/explained": 1.0 - float(np.nanvar(hoped - predicted)) / spread if spread > 0 else 0.0,
+            "utterance/explained": 1.0 - float(np.nanvar(initial_targets - predicted)) / spread if spread > 0 else 0.0,
             "utterance/q": float(predicted.mean()),
             "utterance/v": float(np.concatenate(before["v"])[seen.turns].mean()),
         }
@@ -128,7 +130,7 @@ class UtteranceCritic:
         return value
 
     def state(self) -> dict[str, Any]:
-        """Return the heads, their slow copies and the optimiser's moments."""
+        """Return the states of the heads, their slow copies and the optimiser."""
         heads, slow = self._heads.state_dict(), self._slow.state_dict()
         return {"heads": heads, "slow": slow, "optimizer": self._optimizer.state_dict()}
 
