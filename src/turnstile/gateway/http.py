@@ -32,7 +32,7 @@ CLIENT_GONE = 499  # nginx's status for a client that disconnected; no client re
 STARTING = 0.001  # seconds between two checks whether the server has started
 
 Handler = Callable[[Request, bytes], Coroutine[Any, Any, Response]]
-"""Returns the answer to a request with this body."""
+"""A function that takes a request and its body, and returns the answer."""
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 

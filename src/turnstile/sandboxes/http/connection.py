@@ -36,8 +36,8 @@ ENDING = 10.0  # seconds to tell the server that the client is leaving
 class Connection:
     """A connection to the server at `url` with `token`.
 
-    A request fails if the server stays silent `patience` seconds longer than it may. `farewell` is awaited when the
-    connection closes.
+    A request fails if the server is silent for `patience` seconds longer than an answer may take. `farewell` is awaited
+    when the connection closes.
     """
 
     def __init__(self, url: str, token: str, *, patience: float) -> None:

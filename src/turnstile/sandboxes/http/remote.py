@@ -107,9 +107,9 @@ class RemoteSandboxes:
     """A provider of sandboxes at the server at `url`, for clients with its token.
 
     The token is `token`, or the content of `token_file`, or else the environment variable TURNSTILE_SANDBOX_TOKEN. A
-    token written into a recipe is also stored in the run folder. `run` is the name that the client gives the server.
-    Requests fail if the server is silent for `patience` seconds. A template folder is sent once, and after that
-    identified by its content. The server decides what the sandboxes may do and use.
+    token written into a recipe is also stored in the run folder. `run` is the name that the client gives the server. A
+    request fails if the server is silent for `patience` seconds longer than an answer may take. A template folder is
+    sent once, and after that identified by its content. The server decides what the sandboxes may do and use.
     """
 
     def __init__(
