@@ -69,10 +69,7 @@ def chat_logprobs(completion: Completion, decode: Callable[[int], str]) -> dict[
 
 
 def token_fields(completion: Completion, labels: Labels) -> dict[str, Any]:
-    """Return the sampled token ids, the weights that sampled each, and the rest that training needs.
-
-    Log-probabilities are not included.
-    """
+    """Return what training needs besides log-probabilities, such as the sampled ids and the weights that sampled each."""
     found: dict[str, Any] = {
         "token_ids": completion.token_ids.tolist(),
         "weight_versions": version_spans(completion.versions, labels),
@@ -85,7 +82,7 @@ def token_fields(completion: Completion, labels: Labels) -> dict[str, Any]:
 
 
 def message_fields(message: Message) -> dict[str, Any]:
-    """Return an assistant's message in this format. Its tool calls get ids that no other answer has."""
+    """Return an assistant's message in OpenAI's format. Its tool calls get ids that no other answer has."""
     found: dict[str, Any] = {"role": "assistant", "content": message.content}
     if message.reasoning is not None:
         found["reasoning_content"] = message.reasoning

@@ -1,4 +1,4 @@
-"""The transport of a model server, which checks access, limits requests and notices disconnected clients."""
+"""The transport of a model server: access checks, a limit on request sizes, and an end to abandoned requests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class Guard:
-    """An application that passes on requests with the right `token` to another and refuses the rest.
+    """A wrapper of an application that refuses requests without the key `token`, except those for /health.
 
     Without a token, it refuses requests that a web page may have sent. `names` are this machine's host names.
     """
@@ -63,7 +63,7 @@ class Guard:
         return None
 
     def _has_key(self, headers: Mapping[str, str]) -> bool:
-        """Return whether a request carries the key, as a bearer token or in the header of Anthropic's clients."""
+        """Return whether a request carries the key, as a bearer token or in Anthropic's header x-api-key."""
         given = (headers.get("authorization", ""), f"Bearer {headers.get('x-api-key', '')}")
         return any(hmac.compare_digest(one.encode("utf-8", "surrogateescape"), self._token) for one in given)
 
@@ -105,7 +105,7 @@ def answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
 
 
 def explain(error: Exception, path: str) -> tuple[int, str, str | None]:
-    """Return the status, message and code that answer an error. An unexpected one is logged with its traceback."""
+    """Return the status, message and code with which to answer an error. Log an unexpected one with its traceback."""
     if isinstance(error, RefusedError):
         return error.status, str(error), error.code
     if isinstance(error, ConfigError):
@@ -174,7 +174,7 @@ async def disconnected(request: Request, error: Exception) -> Response:
 
 
 class _Server(uvicorn.Server):
-    """A server that does not handle signals, since the owner of the event loop does."""
+    """A server that leaves the handling of signals to the owner of the event loop."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

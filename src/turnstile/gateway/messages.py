@@ -33,7 +33,7 @@ class ToolChoice(RequestBody):
 
 
 class CountBody(RequestBody):
-    """A request that holds a conversation, such as one to count its tokens."""
+    """A request that holds a conversation, such as a request to count its tokens."""
 
     model: str
     messages: Annotated[list[Any], Field(min_length=1)]
@@ -41,7 +41,7 @@ class CountBody(RequestBody):
     tools: Sequence[Any] = ()
 
     def conversation(self) -> tuple[list[Message], tuple[ToolSpec, ...]]:
-        """Return the messages and the tools, with the ids that parsers give to tool calls.
+        """Return the messages and the tools. Tool calls get ids like those that parsers give.
 
         Raises RefusedError for content that cannot be read, and for the result of a call that no earlier message makes.
         """
@@ -135,7 +135,7 @@ def _tool(tool: object, number: int) -> ToolSpec:
 
 
 def answer(model: str, message: Message, completion: Completion, prompt_tokens: int) -> dict[str, Any]:
-    """Return an assistant's message in this protocol. Its tool calls get ids that no other answer has."""
+    """Return an answer in Anthropic's format with an assistant's message. Its tool calls get ids of their own."""
     content: list[dict[str, Any]] = []
     if message.reasoning is not None:
         content.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})

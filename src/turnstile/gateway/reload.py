@@ -19,7 +19,7 @@ class UpdatableEngine(Protocol):
     """An engine whose weights can be changed between two tokens."""
 
     async def update(self, load: Callable[[], int]) -> int:
-        """Run `load` between two tokens. It loads weights and returns their version."""
+        """Run `load`, which loads weights, between two tokens. Return the version that `load` returns."""
         ...
 
 

@@ -172,7 +172,7 @@ class ChatBody(SamplingBody):
         return self.logprobs
 
     def conversation(self) -> tuple[list[Message], tuple[ToolSpec, ...]]:
-        """Return the messages and the tools, with the ids that parsers give to tool calls.
+        """Return the messages and the tools. Tool calls get ids like those that parsers give.
 
         Raises RefusedError for content that cannot be read, and for the result of a call that no earlier message makes.
         """

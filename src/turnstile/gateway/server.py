@@ -241,7 +241,7 @@ class EngineServer:
         return JSONResponse({"version": label})
 
     def _stream(self, request: Request, events: AsyncIterator[dict[str, Any]], *, done: str = "") -> Response:
-        """Return a response that streams `events` and then `done`. An event with a type is named after it.
+        """Return a response that streams `events` and then `done`. An event that has a type is sent under that name.
 
         The head of the response is sent before anything is sampled, so an error is sent as an event, which ends the
         stream.
@@ -329,7 +329,10 @@ class EngineServer:
         return found
 
     def _keep_share(self, group: str) -> str:
-        """Return the share of a session. Its prefixes are kept until it has been unused for a while."""
+        """Return the name under which the requests of a session share prefixes.
+
+        The prefixes are kept until the session has been unused for a while.
+        """
         share = f"group/{group}"
         guard_session = self._groups.pop(group)[0] if group in self._groups else self._engine.open(share)
         self._groups[group] = guard_session, time.monotonic()

@@ -85,7 +85,7 @@ def add_file(made: IO[bytes], path: str, name: str, *, byte_code: bool = False) 
 
 
 def checked_by_hash(path: str, data: bytes) -> bytes:
-    """Return byte code changed so that Python checks it by its source's hash instead of its modification time.
+    """Return byte code, changed so that Python checks it by its source's hash and not by its modification time.
 
     A copy keeps the hash but not the time. Byte code of another Python, or without a matching source, is returned
     unchanged.

@@ -17,9 +17,9 @@ from pydantic import PositiveFloat, PositiveInt
 class Limits:
     """Limits on one command.
 
-    `seconds` is wall-clock time; `cpu_seconds` is processor time of one process. A command that exceeds `seconds` or
-    `processes` is killed with all processes that it started. `memory_mb` and `file_mb` bound, in MiB, the memory of
-    each process and the size of each file.
+    `seconds` is wall-clock time; a command that exceeds it or `processes` is killed with all processes that it started.
+    `cpu_seconds` is processor time; a process that exceeds it is killed. `memory_mb` and `file_mb` bound, in MiB, the
+    memory of each process and the size of each file.
     """
 
     seconds: PositiveFloat = 10.0
@@ -50,7 +50,7 @@ class ExecResult:
 class Image:
     """A container image to start from unchanged; commands run in its folder `root`.
 
-    Only containers support it, on this machine or at a sandbox server.
+    Only providers of containers support it, on this machine or behind a sandbox server.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Sandbox(Protocol):
     """A private working copy of a template. Paths are relative to its root.
 
     Methods raise ValueError for a path that leaves the root, and SandboxError if the sandbox itself is broken or its
-    machine is out of space. A command that fails raises nothing: its ExecResult says so.
+    machine is out of space. A command that fails raises no error; its ExecResult reports the failure.
     """
 
     async def exec(

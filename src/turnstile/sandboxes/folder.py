@@ -71,8 +71,7 @@ class FolderSandbox:
     async def read(self, path: str) -> bytes:
         """Return a file's bytes.
 
-        Raises ValueError if the path leaves the root or is not that of a plain file, FileNotFoundError,
-        IsADirectoryError.
+        Raises FileNotFoundError, IsADirectoryError, and ValueError if the path leaves the root or is not a plain file.
         """
         self._check()
         return await asyncio.to_thread(read_inside, self.root, path)
@@ -332,7 +331,7 @@ def resolve_inside(root: Path, path: str) -> str:
 def read_inside(root: Path, path: str) -> bytes:
     """Return the bytes of a plain file below `root`.
 
-    Raises ValueError if the path leaves the root or is not that of a plain file.
+    Raises ValueError if the path leaves the root or is not a plain file.
     """
     descriptor = os.open(resolve_inside(root, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:

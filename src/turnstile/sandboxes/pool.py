@@ -1,4 +1,4 @@
-"""A pool of resources that are slow to start, which keeps some ready and limits and paces their starts."""
+"""A pool of slow-starting resources, which keeps some ready, limits concurrent starts and backs off after failures."""
 
 from __future__ import annotations
 

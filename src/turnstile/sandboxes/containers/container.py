@@ -40,7 +40,7 @@ class Container:
         seconds: float,
         into: IO[bytes] | None = None,
     ) -> tuple[dict[str, Any], bytes]:
-        """Send one request and return its last answer with the data.
+        """Send one request and return its last answer with that answer's data.
 
         The data of earlier answers is written to `into`. Cancelling the caller cancels the running command. Raises
         SandboxError if the container is not usable or does not answer within `seconds`, and the ValueError or OSError

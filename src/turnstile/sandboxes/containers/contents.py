@@ -17,7 +17,7 @@ IGNORED = ".dockerignore"
 
 
 def digest_of(*parts: str) -> str:
-    """Return one SHA-256 digest of several texts; where one text ends and the next begins counts too."""
+    """Return one SHA-256 digest of several texts, which also depends on where each text ends."""
     total = hashlib.sha256()
     for part in parts:
         total.update(len(part.encode(errors="surrogateescape")).to_bytes(8, "big"))
@@ -41,7 +41,7 @@ def tree_digest(tree: Path) -> str:
 
 
 def context_digest(folder: Path, dockerfile: str) -> str:
-    """Return a digest of a Dockerfile's build context: its folder, less what .dockerignore excludes."""
+    """Return a digest of a Dockerfile's build context: its folder, without what .dockerignore excludes."""
     ignored = folder / IGNORED
     lines = ignored.read_text().splitlines() if ignored.is_file() else []
     patterns = [line.strip() for line in lines if line.strip() and not line.startswith("#")]

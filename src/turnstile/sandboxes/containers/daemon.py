@@ -80,7 +80,7 @@ class Spec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leftovers:
-    """The ids of containers and images, and the names of volumes, to be removed from a daemon."""
+    """The ids of containers and images, and the names of volumes, that Turnstile created in a daemon."""
 
     containers: tuple[str, ...] = ()
     images: tuple[str, ...] = ()

@@ -118,8 +118,7 @@ class ContainerSandbox:
     async def read(self, path: str) -> bytes:
         """Return a file's bytes.
 
-        Raises ValueError if the path leaves the root or is not that of a plain file, FileNotFoundError,
-        IsADirectoryError.
+        Raises FileNotFoundError, IsADirectoryError, and ValueError if the path leaves the root or is not a plain file.
         """
         _, data = await self._files({"op": "read", "path": path})
         return data
@@ -127,7 +126,7 @@ class ContainerSandbox:
     async def write(self, path: str, data: bytes) -> None:
         """Create or replace a file, and create its folders if needed.
 
-        Raises ValueError if the path leaves the root, and DiskFullError.
+        Raises ValueError if the path leaves the root, and DiskFullError if there is no space.
         """
         await self._files({"op": "write", "path": path}, io.BytesIO(data))
 
@@ -458,7 +457,7 @@ class ContainerSandboxes:
 
 
 def _clear(daemon: Daemon, labels: Mapping[str, str], home: Home, pid: int) -> None:
-    """Remove what is left of a provider when it closes, is garbage-collected, or its process ends."""
+    """Remove what is left of a provider when it closes, when it is garbage-collected or when its process ends."""
     if os.getpid() != pid:
         return  # a fork of its process
     home.remove()

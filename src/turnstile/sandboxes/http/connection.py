@@ -56,8 +56,8 @@ class Connection:
     async def run(self, job: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:
         """Run `job` in the connection's thread and return its result.
 
-        Cancelling the caller cancels the job and waits for its end. If the job has a result all the same, which the
-        caller will not receive, it is given to `undo`. Raises SandboxError if the connection is closed.
+        Cancelling the caller cancels the job and waits for its end. If the job has finished by then, its result, which
+        the caller will not receive, is passed to `undo`. Raises SandboxError if the connection is closed.
         """
         done: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
@@ -88,7 +88,7 @@ class Connection:
             raise
 
     async def post(self, path: str, message: Mapping[str, Any], data: bytes = b"", *, tries: int = 4) -> Answer:
-        """Send one request and return its answer. Only jobs of `run` may await this, or `put`.
+        """Send one request and return its answer. May be awaited only in a job of `run`.
 
         The request is sent again if no answer comes, so it must be idempotent. Raises SandboxError if no sandbox server
         answers, ConfigError if the server refuses the client, and the error that the answer reports.
@@ -97,7 +97,7 @@ class Connection:
         return self._read(*await self._send("POST", path, io.BytesIO(body), len(body), tries))
 
     async def put(self, path: str, file: IO[bytes]) -> None:
-        """Send a file. Raises the same errors as `post`."""
+        """Send a file. May be awaited only in a job of `run`. Raises the same errors as `post`."""
         self._read(*await self._send("PUT", path, file, file.seek(0, os.SEEK_END), 4))
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ async def pieces(body: IO[bytes]) -> AsyncIterator[bytes]:
 def settle(task: asyncio.Task[T], done: Future[T]) -> None:
     """Give a future the result or error of a finished task.
 
-    A cancelled task counts as failed, since it was cancelled because the connection closed.
+    A task that was cancelled fails with SandboxError, since the sandbox was closed.
     """
     if task.cancelled():
         done.set_exception(SandboxError("the sandbox was closed while it was in use"))

@@ -59,8 +59,8 @@ class RemoteSandbox:
     async def read(self, path: str) -> bytes:
         """Return a file's bytes.
 
-        Raises ValueError if the path leaves the root or is not that of a plain file, FileNotFoundError,
-        IsADirectoryError, and OSError for a file larger than the server sends.
+        Raises FileNotFoundError, IsADirectoryError, ValueError if the path leaves the root or is not a plain file, and
+        OSError if the file is larger than the server sends.
         """
         _, data = await self._ask("read", {"path": path})
         return data
@@ -199,7 +199,7 @@ def pack_template(template: Template) -> tuple[IO[bytes], str]:
 
 
 def read_token(file: str) -> str:
-    """Return the token from a file, or if none is named from the environment. Raises ConfigError if there is none."""
+    """Return the token from `file` or, if that is empty, from the environment. Raises ConfigError if there is none."""
     if file:
         try:
             token = Path(file).expanduser().read_text(encoding="utf-8").strip()

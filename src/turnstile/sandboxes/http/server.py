@@ -60,7 +60,7 @@ class SandboxServer:
         self._uploads = Uploads(most_mb=templates_mb)
         self._tenants: dict[str, asyncio.Task[Tenant]] = {}
         self._heard: dict[str, float] = {}
-        self._going: dict[str, asyncio.Task[None]] = {}  # clients that are being closed
+        self._closing: dict[str, asyncio.Task[None]] = {}  # clients that are being closed
         self._reaper: asyncio.Task[None] | None = None
         self.app = web.Application(client_max_size=self._most, middlewares=[self._guard])
         self.app.add_routes(
@@ -107,7 +107,7 @@ class SandboxServer:
             self._reaper.cancel()
         for name in tuple(self._tenants):
             self._dismiss(name, "the server stops")
-        await asyncio.gather(*self._going.values())
+        await asyncio.gather(*self._closing.values())
 
     async def _reap(self) -> None:
         while True:
@@ -117,10 +117,10 @@ class SandboxServer:
                 self._dismiss(name, f"it was not heard of for {self._lease:g} s")
 
     def _dismiss(self, name: str, why: str) -> None:
-        """Remove a client and start closing what it has."""
+        """Remove a client and start closing its provider."""
         self._heard.pop(name, None)
-        task = self._going[name] = asyncio.ensure_future(self._end(self._tenants.pop(name), why))
-        task.add_done_callback(lambda _: self._going.pop(name))
+        task = self._closing[name] = asyncio.ensure_future(self._end(self._tenants.pop(name), why))
+        task.add_done_callback(lambda _: self._closing.pop(name))
 
     async def _end(self, opening: asyncio.Task[Tenant], why: str) -> None:
         await asyncio.wait([opening])
@@ -191,8 +191,8 @@ class SandboxServer:
         client = part(message, "client", str)
         if client in self._tenants:
             self._dismiss(client, "it said so")
-        if client in self._going:  # also if it asks again
-            await asyncio.wait([self._going[client]])
+        if client in self._closing:  # also if it asks again
+            await asyncio.wait([self._closing[client]])
         return bytes_response(frame({}))
 
     async def _known(self, request: web.Request) -> web.StreamResponse:
@@ -219,7 +219,7 @@ class SandboxServer:
 
 
 async def result(job: asyncio.Task[bytes]) -> bytes:
-    """Return the answer to a request, or after `POLL` seconds the message that it is not finished yet."""
+    """Return the answer to a request, or after `POLL` seconds a message that it is not finished."""
     await asyncio.wait([job], timeout=POLL)
     if not job.done():
         return frame({"wait": True})

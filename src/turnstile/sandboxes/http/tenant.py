@@ -74,7 +74,7 @@ class Tenant:
                 self._jobs[identity] = None
 
     async def cancel(self, identity: str) -> bool:
-        """Cancel a request and close the sandbox that it started, if any. Return False if it has not ended yet."""
+        """Cancel a request and return whether it has ended. If so, close the sandbox that it started, if any."""
         job = self._jobs.get(identity)
         if job is None:
             self._remember(identity, None)

@@ -20,7 +20,7 @@ SLOWEST = 256 << 10  # bytes per second
 
 
 class UnknownUploadError(Exception):
-    """Raised if no template with this digest is kept, or none is kept any longer."""
+    """Raised if no template with the requested digest is kept."""
 
 
 class Uploads:

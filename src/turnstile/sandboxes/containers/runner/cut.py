@@ -7,7 +7,7 @@ from collections import deque
 
 
 class Cut:
-    """The head and the tail of a text that arrives as bytes, together `limit` characters.
+    """The head and the tail of a text that arrives as bytes, at most `limit` characters together.
 
     The number of characters left out is counted.
     """

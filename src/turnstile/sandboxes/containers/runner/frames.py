@@ -68,7 +68,7 @@ def send(answer: dict[str, Any], data: bytes = b"") -> None:
 
 
 def put(data: bytes) -> None:
-    """Write all bytes to standard output."""
+    """Write all of `data` to standard output."""
     view = memoryview(data)
     while view:
         view = view[os.write(1, view) :]

@@ -77,9 +77,9 @@ def launch(argv: list[str], cwd: str, env: dict[str, str], out: int, err: int) -
 
 
 def find(program: str, path: str) -> str:
-    """Return the file of a program, found on `path` as a shell would find it.
+    """Return the path of a program, found in the folders of `path` as a shell would find it.
 
-    A name with "/" is returned unchanged. Raises OSError if no folder of `path` has an executable of that name.
+    A name with "/" is returned unchanged. Raises OSError if no folder has an executable of that name.
     """
     if "/" in program:
         return program
