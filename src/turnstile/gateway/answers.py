@@ -69,7 +69,10 @@ def chat_logprobs(completion: Completion, decode: Callable[[int], str]) -> dict[
 
 
 def token_fields(completion: Completion, labels: Labels) -> dict[str, Any]:
-    """Return what training needs besides log-probabilities, such as the sampled ids and the weights that sampled each."""
+    """Return the fields that training needs besides log-probabilities.
+
+    These are the sampled ids, the weights that sampled each of them and, if known, entropies and forced tokens.
+    """
     found: dict[str, Any] = {
         "token_ids": completion.token_ids.tolist(),
         "weight_versions": version_spans(completion.versions, labels),

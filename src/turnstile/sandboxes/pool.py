@@ -1,4 +1,4 @@
-"""A pool of slow-starting resources, which keeps some ready, limits concurrent starts and backs off after failures."""
+"""A pool of slow-starting resources, which keeps some ready, limits parallel starts and backs off after failures."""
 
 from __future__ import annotations
 
