@@ -116,9 +116,9 @@ def test_what_is_long_before_its_data_is_not_even_read(tmp_path: Path) -> None:
 def test_what_stands_before_the_data_counts(tmp_path: Path) -> None:
     padded = archive(({"kind": "folder", "name": "in", "more": "x" * 5 * BLOCK}, b""))
     with pytest.raises(TooLargeError):
-        unpack_tree(padded, tmp_path, most=5 * BLOCK)
+        unpack_tree(padded, tmp_path, max_bytes=5 * BLOCK)
     padded.seek(0)
-    assert unpack_tree(padded, tmp_path, most=6 * BLOCK) == 6 * BLOCK
+    assert unpack_tree(padded, tmp_path, max_bytes=6 * BLOCK) == 6 * BLOCK
 
 
 def test_the_longest_names_are_taken(tmp_path: Path) -> None:

@@ -115,10 +115,10 @@ class Failing(BubblewrapSandboxes):
         self.at = at
         self.made: list[Cell] = []
 
-    def _cell(self, deps: Path | None) -> Cell:
+    def _start_cell(self, deps: Path | None) -> Cell:
         if len(self.made) + 1 == self.at:
             self._bwrap = "/there/is/no/bwrap"
-        self.made.append(super()._cell(deps))
+        self.made.append(super()._start_cell(deps))
         return self.made[-1]
 
 

@@ -1,4 +1,4 @@
-"""`turnstile audit`."""
+"""The command `turnstile audit`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turnstile.records.balance import Balance, BinShare, StepBalance, TaskBalanc
 from turnstile.runs.audit import Audited, audit_run, compare_runs
 
 SHOWN = 10
-"""Tasks, and steps, that are listed unless all are asked for."""
+"""How many tasks, and how many steps, are listed unless all are requested."""
 
 
 @click.command(short_help="Account for every attempt of a run, or compare two runs.")
@@ -27,9 +27,9 @@ SHOWN = 10
 def audit(runs: tuple[str, ...], diff: bool, record: bool, everything: bool) -> int:
     """Report what became of every attempt of RUN.
 
-    Counts attempts by state, step and task, those that were lost, those trained on more often than the recipe declares,
-    and compares how often short or easy tasks are trained on with how often they are played. The exit code is 1 if an
-    attempt is lost or was trained on too often, or with --diff if the runs differ.
+    Counts attempts by state, step and task, and lists those that were lost or were trained on more often than the
+    recipe declares. Also compares how often short or easy tasks are trained on with how often they are played. The exit
+    code is 1 if an attempt was lost or was trained on too often, or with --diff if the runs differ.
     """
     folders = [find_run(run) for run in runs]
     if len(folders) != 1 + diff:
@@ -72,7 +72,10 @@ def _print(console: Console, run: Path, audited: Audited, *, everything: bool) -
 def _print_steps(
     console: Console, steps: Sequence[StepBalance], staleness: Mapping[int, tuple[float, float]], *, everything: bool
 ) -> None:
-    """Print the last steps. Staleness is in weight versions: the mean over a step's tokens, and the maximum."""
+    """Print the last steps, or with `everything` all.
+
+    Staleness is in weight versions: the mean over a step's tokens, and the maximum.
+    """
     table = _table("step", *COUNTS, "staleness", "at most")
     shown = steps if everything else steps[-SHOWN:]
     if len(shown) < len(steps):
@@ -80,17 +83,17 @@ def _print_steps(
     for step in shown:
         mean, most = staleness.get(step.step, (None, None))
         old = ("-" if mean is None else f"{mean:.2f}", "-" if most is None else f"{most:.0f}")
-        table.add_row(str(step.step), *_counts(step), *old)
+        table.add_row(str(step.step), *_count_cells(step), *old)
     console.print(table)
 
 
 def _print_tasks(console: Console, tasks: Sequence[TaskBalance], *, everything: bool) -> None:
-    """Print the tasks, those with the smallest trained share of their attempts first."""
+    """Print the tasks, ordered by the share of their attempts that was trained on, smallest first."""
     table = _table("task", *COUNTS)
     ordered = sorted(tasks, key=lambda task: (task.admitted / task.issued, task.task))
     shown = ordered if everything else ordered[:SHOWN]
     for task in shown:
-        table.add_row(Text(task.task), *_counts(task))
+        table.add_row(Text(task.task), *_count_cells(task))
     console.print(table)
     if len(shown) < len(ordered):
         console.print(f"and {len(ordered) - len(shown)} more tasks, which --all lists")
@@ -99,14 +102,14 @@ def _print_tasks(console: Console, tasks: Sequence[TaskBalance], *, everything: 
 COUNTS = ("issued", "admitted", "gated out", "given up", "open", "finished")
 
 
-def _counts(of: Balance) -> list[str]:
-    """Return the cells of `COUNTS`; some open attempts may have finished."""
-    counts = (of.issued, of.admitted, of.gated_out, of.given_up, of.open, of.finished)
+def _count_cells(balance: Balance) -> list[str]:
+    """Return the cells of the columns `COUNTS`. Finished attempts are among the open ones."""
+    counts = (balance.issued, balance.admitted, balance.gated_out, balance.given_up, balance.open, balance.finished)
     return [str(count) for count in counts]
 
 
 def _print_shares(console: Console, title: str, shares: Sequence[BinShare]) -> None:
-    """Print the share of tasks in training against their share in rollouts."""
+    """Print each bin's share of the attempts that are settled and of those admitted to training, and their ratio."""
     table = _table(title, "tasks", "settled", "admitted", "of settled", "of admitted", "ratio")
     for share in shares:
         percent = (f"{100 * part:.1f} %" for part in (share.of_settled, share.of_admitted))

@@ -14,7 +14,10 @@ from rich.progress import (
 
 
 def bars(console: Console) -> Progress:
-    """Return bars with a description, a count, elapsed and remaining time; silent if the output is not a terminal."""
+    """Return progress bars with a description, a count, and the elapsed and the remaining time.
+
+    They print nothing if the output is not a terminal.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),

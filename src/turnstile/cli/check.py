@@ -1,4 +1,4 @@
-"""`turnstile tasks check`."""
+"""The command `turnstile tasks check`."""
 
 from __future__ import annotations
 
@@ -55,13 +55,15 @@ def check(
 ) -> int:
     """Check that the rewards of FILE's repository tasks measure what they claim.
 
-    The repair must score 1 and no change 0, each time; a random agent plays; and cheats must score 0: edited tests, a
-    conftest file, a patched runner, a report written early, and others. The tests of a task without a repair must run;
-    one that passes so is counted as unproven. Results are stored for each task: after an interruption the command
-    continues where it stopped, and turnstile train refuses tasks that failed. The exit code is 1 if a task failed or
-    could not be checked. Knobs are those of --sandbox, as in: --sandbox container image=python:3.12 pool.most=8.
-    Instances run in containers of their own images, as root; the knobs apply to them too if --sandbox is container or
-    remote, or if FILE holds nothing else. A FILE with both kinds takes knobs only with --sandbox.
+    The repair must score 1 and no change 0, every time. Cheats must score 0: edited tests, a conftest file, a patched
+    runner, a report written early, and others. A random agent plays the tasks too. For a task without a repair, the
+    tests must run; such a task counts as unproven if it passes. Results are stored for each task: after an interruption
+    the command continues where it stopped, and turnstile train refuses tasks that failed. The exit code is 1 if a task
+    failed or could not be checked.
+
+    Knobs are those of --sandbox, as in: --sandbox container image=python:3.12 pool.most=8. Instances run in containers
+    of their own images, as root; the knobs also apply to them if --sandbox is container or remote, or if FILE holds
+    only instances. If FILE holds made tasks and instances, knobs require --sandbox.
     """
     found = load_tasks(file)
     made_in, instances_in = sections(found, sandbox, knobs)
@@ -72,7 +74,7 @@ def check(
 
         def done(one: CheckedTask) -> None:
             nonlocal remembered
-            if one.remembered:  # these come first, and at once: no measure of what is left
+            if one.remembered:  # these come first and at once, so they say nothing about the time left
                 remembered += 1
                 shown.reset(bar, completed=remembered)
             else:
@@ -97,7 +99,7 @@ def check(
 
 
 def sections(tasks: Sequence[Task], sandbox: str | None, knobs: Sequence[str]) -> tuple[Kind, Kind | None]:
-    """Return the sandboxes of generated tasks, and those of instances (None: the default).
+    """Return the sandbox section for made tasks and that for instances (None: the default).
 
     Raises ConfigError if it is ambiguous which of them the knobs belong to.
     """
@@ -117,8 +119,8 @@ def sections(tasks: Sequence[Task], sandbox: str | None, knobs: Sequence[str]) -
 def print_checked(console: Console, file: str, found: Sequence[CheckedTask]) -> None:
     """Print one line for each package, then the failures.
 
-    A line has the mean scores of repair, no change and random agent, the cheats, and how many passed without a known
-    repair.
+    A line has the mean scores of the repair, of no change and of the random agent, the number of cheats tried and of
+    those that won, and how many tasks passed without a known repair.
     """
     cheats = list(dict.fromkeys(name for one in found for name in one.tried))
     piles: dict[str, list[CheckedTask]] = {}

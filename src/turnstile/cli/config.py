@@ -1,4 +1,4 @@
-"""`turnstile config`."""
+"""The command `turnstile config`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from turnstile.wiring.recipe_check import check_recipe
 def config(recipe: str, overrides: tuple[str, ...], check: bool) -> None:
     """Print RECIPE as JSON, with overrides applied and every default filled in.
 
-    Refuses what training would refuse: unknown kinds and knobs, values out of range, settings that exclude each other.
+    Fails wherever training would: unknown kinds and knobs, values out of range, settings that exclude each other.
     """
     found = load_recipe(recipe, overrides)
     lines = check_recipe(found)

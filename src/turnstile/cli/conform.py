@@ -1,4 +1,4 @@
-"""`turnstile conform`."""
+"""The command `turnstile conform`."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def conform_command(
     Prints a counterexample for each broken invariant. The exit code is 1 if one is broken that the function does not
     declare.
 
-    MODULE:FUNCTION is any function of yours or of another framework, or a built-in one: credit:grpo, loss:ppo,
-    loss_multiplier:tis; its knobs follow it. Without one, all built-in functions are checked. The form of a function is
-    read from the names of its parameters; --as gives it if these do not. `padded` are arrays as most frameworks have
-    them: token_level_rewards [B, L], response_mask and index (and values) to advantages, or old_log_prob, log_prob,
-    advantages and response_mask to a scalar loss.
+    MODULE:FUNCTION is any function of yours or of another framework, or a built-in one such as credit:grpo, loss:ppo or
+    loss_multiplier:tis. Its knobs follow it. Without a function, all built-in ones are checked. The form of a function
+    is recognised by the names of its parameters; if they do not show it, give it with --as. A `padded` function takes
+    arrays as most frameworks have them: it turns token_level_rewards [B, L], response_mask and index (and values) into
+    advantages, or old_log_prob, log_prob, advantages and response_mask into a scalar loss.
     """
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -81,7 +81,10 @@ def conform_command(
 
 
 def find(name: str, knobs: Sequence[str], form: str | None, exempted: Sequence[int] = ()) -> Subject:
-    """Return the subject that the command's arguments name. Raises ConfigError if it does not exist or does not fit."""
+    """Return the subject that the command's arguments name.
+
+    Raises ConfigError if there is no such function or the arguments do not fit it.
+    """
     given = make_recipe({"credit": {"kind": name}}, [f"credit.{knob}" for knob in knobs]).credit.knobs
     by_hand = dict.fromkeys(exempted, "said so with --exempt")
     paths = {path: (room, kind) for room in ROOMS for kind, path in KINDS[room].items()}
@@ -103,7 +106,11 @@ def find(name: str, knobs: Sequence[str], form: str | None, exempted: Sequence[i
 def foreign(
     name: str, function: Any, knobs: Mapping[str, Any], form: str | None, by_hand: Mapping[int, str]
 ) -> Subject:
-    """Return any function as a subject, in the form that `form` names or that its parameters show."""
+    """Return the subject for a function that is not built in.
+
+    Its form is the one that `form` names, or else the one that its parameters show. Raises ConfigError if it cannot be
+    called or the form does not exist.
+    """
     exempt = {**exempt_of(function, knobs), **by_hand}
     if not callable(function):
         raise ConfigError(f"{name} is {type(function).__name__}, not something that can be called")
@@ -122,7 +129,7 @@ def foreign(
 
 
 def to_table(verdicts: Sequence[Verdict]) -> Table:
-    """Return a table with one row for each invariant: its number, status and text, and the note below it."""
+    """Return a table with a row for each invariant (number, standing, text), and its note, if any, below it."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
     for each in verdicts:
         standing = each.standing.upper() if each.standing == "broken" else each.standing
@@ -133,7 +140,10 @@ def to_table(verdicts: Sequence[Verdict]) -> Table:
 
 
 def check_ours(console: Console, seed: int) -> int:
-    """Print how all built-in kinds with their declared knobs do; return 1 if one breaks an undeclared invariant."""
+    """Print the verdicts on all built-in functions, with their declared knobs.
+
+    Return 1 if one of them breaks an invariant without declaring it, else 0.
+    """
     subjects = ours()
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("")

@@ -1,4 +1,4 @@
-"""`turnstile conversations`."""
+"""The command `turnstile conversations`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ conversations = LazyGroup(
 @click.option("--split", default="", help="Of a data set of several files, those of this split.")
 @click.option("--resolved", is_flag=True, help="Only those whose task was solved.")
 @click.option("--report", help="A report of SWE-bench's harness that says which were: JSON with resolved_ids.")
-@click.option("--ended", multiple=True, help="Only those that ended so, like Submitted; repeatable.")
+@click.option("--ended", "exit_statuses", multiple=True, help="Only those that ended so, like Submitted; repeatable.")
 @click.option("--tools", "tools_file", help="Tools that were offered where SOURCE names none: a JSON list.")
 @click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot be read, instead of stopping at the first.")
 def import_conversations(
@@ -53,14 +53,14 @@ def import_conversations(
     split: str,
     resolved: bool,
     report: str | None,
-    ended: tuple[str, ...],
+    exit_statuses: tuple[str, ...],
     tools_file: str | None,
     skip_bad: bool,
 ) -> None:
-    """Convert conversations to JSON lines of one form: chat messages in OpenAI's format.
+    """Convert conversations to JSON lines in one form: chat messages in OpenAI's format.
 
-    SOURCE is a JSON, JSON lines or Parquet file, a folder of such or of mini-swe-agent's trajectories, or OWNER/NAME of
-    a data set on the hub.
+    SOURCE is a JSON, JSON lines or Parquet file, a folder of such files or of mini-swe-agent's trajectories, or
+    OWNER/NAME of a data set on the hub.
     """
     solved = read_report(report) if report else None
     tools = read_tools(tools_file) if tools_file else ()
@@ -76,7 +76,7 @@ def import_conversations(
                 shown.update(bar, advance=1)
                 one = found if solved is None else with_report(found, solved)
                 one = one if one.tools or not tools else replace(one, tools=tools)
-                if why := refusal(one, resolved=resolved, ended=ended):
+                if why := refusal(one, resolved=resolved, ended=exit_statuses):
                     left_out[why] += 1
                     continue
                 turns.append(sum(one.trainable))
@@ -92,6 +92,9 @@ def import_conversations(
 
 
 def _reasons(left_out: Counter[str], bad: Sequence[TaskError]) -> list[str]:
-    """Return why conversations were left out, a line for each reason, most frequent first."""
+    """Return why conversations were left out, one line for each reason, the most frequent first.
+
+    Rows that could not be read come last.
+    """
     lines = [f"{count} left out: {why}" for why, count in left_out.most_common()]
     return lines + ([f"{len(bad)} left out that cannot be read, the first: {bad[0]}"] if bad else [])

@@ -1,4 +1,4 @@
-"""`turnstile tasks describe`."""
+"""The command `turnstile tasks describe`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from turnstile.tasks.base import load_tasks
 def describe(file: str, model: str, tries: int, temperature: float, max_tokens: int) -> None:
     """Let a model write the problem statements of FILE's repository tasks.
 
-    It sees the messages of the failing tests and the function's signature and docstring, never the code or the repair.
-    A text that reveals the repair is refused, and the task keeps its statement. After an interruption the command
-    continues where it stopped.
+    The model sees the messages of the failing tests and the function's signature and docstring, but never the code or
+    the repair. A text that reveals the repair is refused; if no text is accepted, the task keeps its statement. After
+    an interruption the command continues where it stopped.
     """
     console = Console(highlight=False)
     with bars(console) as shown:

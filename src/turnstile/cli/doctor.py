@@ -1,4 +1,4 @@
-"""`turnstile doctor`."""
+"""The command `turnstile doctor`."""
 
 from __future__ import annotations
 
@@ -37,14 +37,17 @@ EXTRAS = {
     "tensorboard": ("tensorboard", "curves in TensorBoard"),
     "smollm2": ("gguf", "reading the packaged model"),
 }
-"""extra -> (the module it brings, what that is for)."""
+"""extra -> (the module that it installs, what that is for)."""
 
 MARKS = {"ok": ("ok     ", "green"), "note": ("note   ", "yellow"), "missing": ("missing", "bold red")}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckResult:
-    """The result of one check. Only a "missing" one prevents training with the defaults; `mend` says what to do."""
+    """The result of one check. `mend` says what to do.
+
+    Only results that are "missing" prevent training with the defaults.
+    """
 
     name: str
     state: Literal["ok", "note", "missing"]
@@ -69,7 +72,7 @@ def doctor() -> None:
 
 
 def look() -> Iterator[CheckResult]:
-    """Yield all results, the quick checks first."""
+    """Yield the results of all checks, those of quick checks first."""
     yield CheckResult(
         name="turnstile",
         state="ok",
@@ -134,12 +137,12 @@ def _device() -> CheckResult:
 
 
 def _sandboxes() -> Iterator[CheckResult]:
-    """Start each kind of sandbox and run a command in it."""
+    """Start each kind of sandbox, run a command in it, and yield the results."""
     for name in KINDS["sandbox"]:
-        if name == "container":  # which image to start is for the recipe to say
+        if name == "container":  # only a recipe says which image to start
             yield _container_engine()
             continue
-        if name == "remote":  # and so is which server to ask
+        if name == "remote":  # and which server to use
             continue
         broken = asyncio.run(_try_sandbox(name))
         if broken is None:
@@ -150,10 +153,10 @@ def _sandboxes() -> Iterator[CheckResult]:
 
 
 def _container_engine() -> CheckResult:
-    """Check for a container engine, and for what killed runs left in it."""
+    """Check for a container engine, and for leftovers of ended runs."""
     name = "sandbox container"
     try:
-        Daemon = importlib.import_module("turnstile.sandboxes.containers.daemon").Daemon  # noqa: N806 - needs an extra
+        Daemon = importlib.import_module("turnstile.sandboxes.containers.daemon").Daemon  # noqa: N806 - a class; its module needs an extra
         daemon = Daemon()
         try:
             version, left = daemon.version(), len(daemon.find())
@@ -170,7 +173,7 @@ def _container_engine() -> CheckResult:
 
 
 async def _try_sandbox(name: str) -> str | None:
-    """Return why the sandbox does not work; None if it does."""
+    """Return why a kind of sandbox does not work, or None if it does."""
     tier: Sandboxes | None = None
     with tempfile.TemporaryDirectory(prefix="turnstile-doctor-") as folder:
         (Path(folder) / "seen.txt").write_text("seen", encoding="utf-8")

@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """A recorded episode: trajectory `place` of an entry."""
+    """A recorded episode: the trajectory at index `place` of an entry's group."""
 
     entry: Entry
     place: int
@@ -35,13 +35,13 @@ class Episode:
 
     @property
     def total(self) -> float:
-        """The composed reward; NaN if infrastructure failed."""
+        """The composed reward, or NaN if infrastructure failed."""
         return math.nan if self.score.outcome is None else self.score.total
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Filter:
-    """Criteria for recorded episodes. None selects all."""
+    """Criteria for recorded episodes. A criterion that is None selects all."""
 
     task: str | None = None  # a part of its id
     phase: Phase | None = None
@@ -50,7 +50,7 @@ class Filter:
 
 
 def filter_options(command: F) -> F:
-    """Add the fields of `Filter` as options to a command."""
+    """Add an option to a command for each field of `Filter`."""
     for option in (
         click.option("--label", help="Of this evaluation only."),
         click.option("--step", type=int, help="Of this step only."),
@@ -62,7 +62,7 @@ def filter_options(command: F) -> F:
 
 
 def entries(run: Path, wanted: Filter) -> Iterator[Entry]:
-    """Yield the selected recorded groups. Raises ConfigError for a task without records."""
+    """Yield the recorded groups that match `wanted`. Raises ConfigError if none is of the wanted task."""
     seen: set[str] = set()
     fits = False
     for entry in read_record(run, phase=wanted.phase, step=wanted.step, label=wanted.label):
@@ -76,7 +76,7 @@ def entries(run: Path, wanted: Filter) -> Iterator[Entry]:
 
 
 def episodes(found: Iterable[Entry], attempt: int | None = None) -> Iterator[Episode]:
-    """Yield each trajectory by itself."""
+    """Yield the trajectories of these entries as episodes, or only those with number `attempt` in their group."""
     for entry in found:
         for place, trajectory in enumerate(entry.group.trajectories):
             if attempt in (None, trajectory.attempt):
@@ -84,9 +84,10 @@ def episodes(found: Iterable[Entry], attempt: int | None = None) -> Iterator[Epi
 
 
 def select(found: Iterable[Episode], which: str | None) -> Episode:
-    """Return the "best" or "worst" episode by total reward (the latest of equals), or with None the latest of all.
+    """Return the "best" or "worst" episode by total reward, or with None the latest of all.
 
-    Episodes lost to infrastructure are neither best nor worst. Raises TurnstileError if there is none.
+    Of equally good episodes, the latest counts. Episodes lost to infrastructure are neither best nor worst. Raises
+    TurnstileError if there is no episode.
     """
     chosen: Episode | None = None
     for episode in found:

@@ -1,4 +1,4 @@
-"""`turnstile eval`."""
+"""The command `turnstile eval`."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def evaluate(
 ) -> None:
     """Play the held-out tasks of RECIPE (a TOML file) or of RUN (a folder, or a name below runs/).
 
-    KEY=VALUE changes one key of its recipe, like tasks.heldout=other.jsonl. Episodes go into the record of RUN, in
-    place of those of an earlier evaluation of the same model or policy.
+    KEY=VALUE changes one key of the recipe, like tasks.heldout=other.jsonl. The episodes are added to the record of RUN
+    and replace those of an earlier evaluation of the same model or policy.
     """
     run = None if Path(target).is_file() or target.endswith(".toml") else find_run(target)
     recipe = load_recipe(target, overrides) if run is None else read_recipe(run, overrides)

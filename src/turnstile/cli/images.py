@@ -1,4 +1,4 @@
-"""`turnstile sandbox image`."""
+"""The command `turnstile sandbox image`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def build(
     network: str | None,
     daemon: str | None,
 ) -> None:
-    """Build an image for sandboxes, unless the same exists already, and print its name.
+    """Build an image for sandboxes, unless the same one exists already, and print its name.
 
     SOURCE is a package of the index (pypi:toolz==1.2.0), a folder (./toolz) or a commit of a git repository
     (git+file:///work/toolz@v1.2.0), as in turnstile tasks make.
@@ -95,7 +95,7 @@ def build(
 @click.argument("name")
 @DAEMON
 def pull(name: str, daemon: str | None) -> None:
-    """Pull the image NAME from a registry, unless it exists."""
+    """Pull the image NAME from a registry, unless the engine has it."""
     with bars(Console(highlight=False, stderr=True)) as shown, open_images(daemon, _View(shown)) as images:
         images.pull(name)
     click.echo(name)
@@ -117,7 +117,7 @@ def list_images(daemon: str | None) -> None:
 
 
 def remove_kept(engine: Any) -> None:
-    """Remove all images that were built here, and report them."""
+    """Remove all images that were built here, and print which are gone and which stay."""
     images = importlib.import_module("turnstile.sandboxes.containers.images").Images(engine)
     found = images.kept()
     used = images.remove(found)
@@ -128,7 +128,10 @@ def remove_kept(engine: Any) -> None:
 
 @contextmanager
 def open_images(daemon: str | None, view: _View | None = None) -> Iterator[Images]:
-    """Return the images of an engine. Raises ConfigError if the extra with its client is not installed."""
+    """Yield the images of an engine.
+
+    Raises ConfigError if the extra with the engine's client is not installed or no engine answers.
+    """
     engine = importlib.import_module("turnstile.sandboxes.containers.daemon").Daemon(daemon)
     try:
         yield importlib.import_module("turnstile.sandboxes.containers.images").Images(engine, view)
@@ -137,7 +140,7 @@ def open_images(daemon: str | None, view: _View | None = None) -> Iterator[Image
 
 
 class _View:
-    """A line for each action, and a progress bar while it lasts."""
+    """A display of progress: a line for each action, and a bar while it lasts."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars

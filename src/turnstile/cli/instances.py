@@ -1,4 +1,4 @@
-"""`turnstile tasks import` and `turnstile tasks export`: conversion between the data-set formats of the field."""
+"""The commands `turnstile tasks import` and `turnstile tasks export`, which convert common formats of data sets."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from turnstile.tasks.base import load_tasks, write_tasks
 def import_instances(source: str, out: Path, kind: str, split: str) -> None:
     """Convert the instances of a data set to a task file, for recipes with env.kind = "swe_shell".
 
-    SOURCE is a JSON, JSON lines or Parquet file, a Harbor task folder or a folder of such, or OWNER/NAME of a data set
-    on the hub. The file serves as tasks.train and tasks.heldout.
+    SOURCE is a JSON, JSON lines or Parquet file, a Harbor task folder or a folder of such folders, or OWNER/NAME of a
+    data set on the hub. The file can be used as tasks.train and as tasks.heldout.
     """
     found = read_instances(source, kind, split=split)
     click.echo(f"{out}: {write_tasks(out, map(as_task, found))} tasks")
@@ -42,7 +42,7 @@ def import_instances(source: str, out: Path, kind: str, split: str) -> None:
 def export_tasks(file: str, folder: Path, image: str, workdir: str) -> None:
     """Write the repository tasks or the instances of FILE as Harbor task folders below FOLDER.
 
-    The image of a made task must hold the files of its package with their dependencies, in a git repository.
+    The image of a made task must hold the files of the task's package and its dependencies, in a git repository.
     """
     instances = _instances(file, image, workdir)
     for instance in instances:
@@ -51,7 +51,10 @@ def export_tasks(file: str, folder: Path, image: str, workdir: str) -> None:
 
 
 def _holds_tasks(file: str) -> bool:
-    """Return whether a file's first line is a task. An unreadable file is left to the reader that follows."""
+    """Return whether a file's first line is a task.
+
+    An unreadable file counts as holding none; the reader that is tried next then reports the error.
+    """
     try:
         with open(file, encoding="utf-8") as lines:
             first = json.loads(lines.readline())

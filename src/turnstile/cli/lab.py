@@ -1,4 +1,4 @@
-"""`turnstile lab`."""
+"""The command `turnstile lab`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from turnstile.lab.table import Grid, details, directions, learning, progress, t
 from turnstile.lab.world import list_world
 from turnstile.wiring.kinds import bind
 
-_FEW = 6  # estimators of which every figure is shown
+_FEW = 6  # the largest number of estimators for which every figure is shown
 _GIVEN = {"credit": GIVEN, "loss": ("logprobs", "batch"), "loss_multiplier": ("batch",)}
 _One = TypeVar("_One")
 
@@ -67,12 +67,13 @@ def lab(
     all_details: bool,
     out: Path | None,
 ) -> None:
-    """Measure bias and noise of estimators on small decision processes; by default of all, with all declared knobs.
+    """Measure the bias and noise of estimators on small decision processes.
 
-    A NAME is a kind of a recipe's [credit], or any package.module:function of the same shape; knobs follow it, as in:
-    turnstile lab grpo scale=none rloo. With --losses it is a kind of [loss], whose gradient is taken at the policy and
-    after it has moved; with --multipliers a kind of [[loss_multipliers]], beside plain policy gradient without one. The
-    last column lists the broken invariants of a training signal.
+    By default all estimators are measured, each with all sets of knobs that it declares. NAME is a kind of a recipe's
+    [credit], or any package.module:function of the same form. Its knobs follow it, as in: turnstile lab grpo scale=none
+    rloo. With --losses, NAME is a kind of [loss], whose gradient is taken at the policy and after the policy has moved.
+    With --multipliers, it is a kind of [[loss_multipliers]], which is compared with plain policy gradient. The last
+    column lists the invariants of a training signal that are broken.
     """
     if losses + multipliers + curves + branched > 1:
         raise click.UsageError(
@@ -113,7 +114,7 @@ def lab(
 
 
 def learn_curves(console: Console, subjects: Sequence[Subject], settings: Sequence[Setting], out: Path | None) -> None:
-    """Print what each estimator learns, and save it as curves.json."""
+    """Print what each estimator learns, and with `out` save it there as curves.json."""
     with bars(console) as shown:
         bar = shown.add_task("learning", total=len(subjects) * len(settings))
         worlds = [list_world(setting.process) for setting in settings]
@@ -131,7 +132,7 @@ def learn_curves(console: Console, subjects: Sequence[Subject], settings: Sequen
 
 
 def read_words(words: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return names with the knobs that follow them. Raises ConfigError for a knob without a name."""
+    """Return each name with the knobs that follow it. Raises ConfigError for a knob without a name."""
     found: list[tuple[str, list[str]]] = []
     for word in words:
         if "=" not in word:
@@ -162,7 +163,7 @@ def _read(
     one: Callable[[str, Mapping[str, Any]], _One],
     every: Callable[[str], list[_One]],
 ) -> list[_One]:
-    """Return the subjects of each name; a name without knobs stands for all sets that it declares."""
+    """Return the subjects that `words` name. A name without knobs stands for all sets of knobs that it declares."""
     found: list[_One] = []
     for name, knobs in read_words(words):
         section = _section(room, name, knobs)
@@ -172,7 +173,7 @@ def _read(
 
 
 def _section(room: Literal["credit", "loss", "loss_multiplier"], name: str, knobs: Sequence[str]) -> Kind:
-    """Return the recipe section that a name with knobs stands for."""
+    """Return the recipe section for a name with its knobs."""
     if room == "loss_multiplier":
         return make_recipe(
             {"loss_multipliers": [{"kind": name}]}, [f"loss_multipliers.0.{knob}" for knob in knobs]
@@ -182,7 +183,10 @@ def _section(room: Literal["credit", "loss", "loss_multiplier"], name: str, knob
 
 
 def grids(lines: Sequence[Line], every: bool) -> list[Grid]:
-    """Return the tables of these lines: two over all processes, and with `every` figure one for each process."""
+    """Return the tables of `lines`: two over all processes and, with `every`, one more for each process.
+
+    With `every` and a single process, return only the table of that process.
+    """
     processes = list(dict.fromkeys(line.column for line in lines))
     found = [details(lines, process) for process in processes] if every else []
     return found if every and len(processes) == 1 else [*found, directions(lines), progress(lines)]
@@ -191,7 +195,7 @@ def grids(lines: Sequence[Line], every: bool) -> list[Grid]:
 def print_notes(
     console: Console, lines: Sequence[Line], subjects: Sequence[Subject | LossSubject], every: bool
 ) -> None:
-    """Print the meaning of the columns, what could not be measured, and which invariants are broken."""
+    """Print the notes on the tables, what could not be measured, and with `every` the broken invariants."""
     for note in dict.fromkeys(grid.note for grid in grids(lines, every)):
         console.print(Text(note, style="dim"))
     for refused in dict.fromkeys(f"{line.estimator}: {line.refused}" for line in lines if line.refused):
@@ -202,7 +206,7 @@ def print_notes(
 
 
 def keep(out: Path, lines: Sequence[Line]) -> None:
-    """Write lab.json and lab.png."""
+    """Write `lines` to the folder `out` as lab.json, and their plot as lab.png."""
     out.mkdir(parents=True, exist_ok=True)
     body = {"lines": [line.to_json() for line in lines]}
     (out / "lab.json").write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")

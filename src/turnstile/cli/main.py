@@ -1,4 +1,4 @@
-"""The command `turnstile`. Modules of commands are imported when their command runs, so `--help` is quick."""
+"""The command `turnstile`. The module of a command is imported when that command runs, so `--help` is quick."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 class LazyGroup(click.Group):
-    """A group of commands that are named in a table and imported when they are called."""
+    """A group of commands that are listed in a table and imported only when they are called."""
 
     def __init__(self, *, lazy: Mapping[str, tuple[str, str]], **knobs: object) -> None:
         super().__init__(**knobs)  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; print a TurnstileError as one line on standard error."""
+    """Run one command and return its exit code. An expected error is printed as one line on standard error."""
     try:
         code = cli.main(list(arguments), prog_name="turnstile", standalone_mode=False)
     except TurnstileError as error:
@@ -83,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
         return _fail(f"{error.format_message()}; see: {where} --help", error.exit_code)
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
-    except click.Abort:  # what click makes of Ctrl-C
+    except click.Abort:  # click's exception for Ctrl-C
         return _fail(f"interrupted; {RESUME_HINT}", 130)
     return code if isinstance(code, int) else 0
 
@@ -94,14 +94,14 @@ def _fail(line: str, code: int) -> int:
 
 
 def main() -> None:
-    """Run the command, and end the process with its exit code."""
-    sys.path.append(os.getcwd())  # a recipe may name package.module:function of the folder one works in
+    """Run the command, and end the process with the command's exit code."""
+    sys.path.append(os.getcwd())  # so that a recipe can name functions of modules in the current folder
     try:
         code = run(sys.argv[1:])
-    except Exception:  # a fault of the program
+    except Exception:  # a bug in this program
         traceback.print_exc()
         code = 1
     atexit._run_exitfuncs()
-    with suppress(BrokenPipeError):  # its reader has gone, as `head` does
+    with suppress(BrokenPipeError):  # the reader of the output has gone, as with `head`
         sys.stdout.flush()
-    os._exit(code)  # `sys.exit` waits for threads, so a tool that hangs in one would keep the process
+    os._exit(code)  # `sys.exit` would wait for threads, such as one in which a tool hangs

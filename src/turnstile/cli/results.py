@@ -12,9 +12,9 @@ from turnstile.runs.report import named_pairs, named_stages
 
 
 def print_results(results: Mapping[str, Sequence[EpisodeResult]]) -> None:
-    """Print the report's table of results: the same policies, names, order, intervals and paired differences.
+    """Print the same table of results as the report, in the same order, with intervals and paired differences.
 
-    Prints nothing without evaluations.
+    Prints nothing if `results` is empty.
     """
     if not results:
         return

@@ -1,4 +1,4 @@
-"""`turnstile rollout`."""
+"""The command `turnstile rollout`."""
 
 from __future__ import annotations
 

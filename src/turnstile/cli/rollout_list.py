@@ -1,4 +1,4 @@
-"""`turnstile rollout list`."""
+"""The command `turnstile rollout list`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turnstile.records.record import Phase
 @click.argument("run")
 @filter_options
 def list_episodes(run: str, task: str | None, phase: Phase | None, step: int | None, label: str | None) -> None:
-    """List the recorded episodes of RUN, one a line."""
+    """List the recorded episodes of RUN, one per line."""
     table = Table("step", "phase", "task", "attempt", "stop", box=None, pad_edge=False)
     for name in ("turns", "outcome", "total"):
         table.add_column(name, justify="right")

@@ -1,4 +1,4 @@
-"""`turnstile rollout rescore`."""
+"""The command `turnstile rollout rescore`."""
 
 from __future__ import annotations
 

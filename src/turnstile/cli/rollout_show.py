@@ -1,4 +1,4 @@
-"""`turnstile rollout show`."""
+"""The command `turnstile rollout show`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def show(
     attempt: int | None,
     tokens: bool,
 ) -> None:
-    """Show one episode of RUN; without --best or --worst the latest that matches.
+    """Show one episode of RUN: with --best or --worst the one that they name, else the latest that matches.
 
     With --tokens it is a training episode, unless --phase or --label is given.
     """
@@ -55,9 +55,9 @@ def show(
 
 
 def _tokenizer(folder: Path, console: Console) -> Tokenizer | None:
-    """Return the tokenizer that the run keeps with its weights, or else the recipe's.
+    """Return the tokenizer kept with the run's last weights, or the recipe's if the run has no weights.
 
-    Returns None, and prints why, if neither can be loaded: token ids are shown then.
+    If it cannot be loaded, print why and return None; token ids are shown then.
     """
     newest = checkpoint.newest_folder(folder / "checkpoints")
     try:

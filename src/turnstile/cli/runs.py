@@ -12,7 +12,10 @@ RUNS = Path("runs")
 
 
 def run_folder(name: str | None, out: str | None, recipe: Recipe) -> Path:
-    """Return the folder of a new run: `out`, else `runs/NAME`, where NAME is by default the recipe's own."""
+    """Return the folder of a new run: `out` if given, else `runs/NAME`, by default with the recipe's name.
+
+    Raises ConfigError if both are given or the name is a path.
+    """
     if name is not None and out is not None:
         raise ConfigError("--run and --out both say where the run goes; give one of them")
     if out is not None:
@@ -24,7 +27,10 @@ def run_folder(name: str | None, out: str | None, recipe: Recipe) -> Path:
 
 
 def find_run(text: str) -> Path:
-    """Return the folder of an existing run, by path or by its name below `runs`."""
+    """Return the folder of an existing run, given its path or its name below `runs/`.
+
+    Raises ConfigError if there is none.
+    """
     for folder in (Path(text), RUNS / text):
         if folder.is_dir():
             return folder

@@ -1,4 +1,4 @@
-"""`turnstile sandbox`."""
+"""The command `turnstile sandbox`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ sandbox.add_command(image)
 def check(kind: str, knobs: tuple[str, ...]) -> None:
     """Check that sandboxes of KIND do what every kind must do: commands, limits, files, snapshots, clean-up.
 
-    Knobs are those of the recipe's section, as in: turnstile sandbox check container image=python:3.12
+    Knobs are those of the recipe's section [sandbox], as in: turnstile sandbox check container image=python:3.12
     """
     found = asyncio.run(check_sandboxes(bind("sandbox", section_of(kind, knobs))()))
     for line in found:
@@ -91,11 +91,11 @@ def serve(
 ) -> None:
     """Serve sandboxes of KIND to other machines, until the process is interrupted or terminated.
 
-    Their recipes say: sandbox = { kind = "remote", url = "http://HOST:PORT" }. Knobs are those of the recipe's section,
-    as in: turnstile sandbox serve container image=python:3.12. The token is that of --token-file or of the environment
-    variable TURNSTILE_SANDBOX_TOKEN; without either one is generated, and only this machine is served. Network traffic
-    is not encrypted: put TLS or an SSH tunnel in front. Clients start images that the engine has; others are pulled for
-    them if --image names these, or with --pull.
+    Recipes on those machines need: sandbox = { kind = "remote", url = "http://HOST:PORT" }. Knobs are those of the
+    recipe's section [sandbox], as in: turnstile sandbox serve container image=python:3.12. The token is read from
+    --token-file or from the environment variable TURNSTILE_SANDBOX_TOKEN; without either, one is generated, and only
+    this machine is served. Network traffic is not encrypted: put TLS or an SSH tunnel in front. Clients can start
+    images that the engine has. Others are pulled for them only if --image names them, or with --pull.
     """
     module = importlib.import_module("turnstile.sandboxes.http.server")  # needs an extra
     section = section_of(kind, knobs)
@@ -108,7 +108,9 @@ def serve(
     def make(run: str) -> Sandboxes:
         return make_sandboxes(section, run=run, grading=True, pull=None if pull else images)
 
-    asyncio.run(make("trial").close())  # what takes long, as an image does, is had while an interrupt ends it
+    asyncio.run(
+        make("trial").close()
+    )  # slow preparations, like building an image, happen here, where an interrupt ends them
     server = module.SandboxServer(
         make,
         token=token,
@@ -122,7 +124,7 @@ def serve(
 
 
 async def serve_until_stopped(server: Any, host: str, port: int, kind: str, token_line: str) -> None:
-    """Serve until the process is interrupted or terminated."""
+    """Serve sandboxes until the process is interrupted or terminated."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -134,7 +136,7 @@ async def serve_until_stopped(server: Any, host: str, port: int, kind: str, toke
 
 
 def find_token(file: Path | None) -> tuple[str, str | None]:
-    """Return the token of a server, and a description of its source; None as the source of a newly generated one."""
+    """Return a server's token and a line about its source. The line is None if the token is new and not stored."""
     if file is not None and not file.exists():
         token = secrets.token_urlsafe(32)
         try:
@@ -152,7 +154,7 @@ def find_token(file: Path | None) -> tuple[str, str | None]:
 
 
 def section_of(kind: str, knobs: Sequence[str]) -> Kind:
-    """Return the recipe section that command-line arguments stand for."""
+    """Return the recipe's sandbox section for a kind and its knobs from the command line."""
     return make_recipe({"sandbox": {"kind": kind}}, [f"sandbox.{knob}" for knob in knobs]).sandbox
 
 
@@ -165,7 +167,7 @@ def section_of(kind: str, knobs: Sequence[str]) -> Kind:
 def prune(daemon: str | None, everybodys: bool, images: bool) -> None:
     """Remove containers, snapshots and folders of runs that were killed.
 
-    Every run does so when it first starts a sandbox; this is for machines without a next run.
+    Every run does so when it first starts a sandbox; this command is for machines without a next run.
     """
     folders = sweep(default_parent())
     click.echo(f"folders of local sandboxes: {folders} removed")

@@ -1,4 +1,4 @@
-"""`turnstile serve`."""
+"""The command `turnstile serve`."""
 
 from __future__ import annotations
 
@@ -43,14 +43,17 @@ def serve(
 ) -> None:
     """Serve MODEL, a hub id, a folder or a packaged name, until the process is interrupted or terminated.
 
-    Clients of OpenAI's protocol reach it at http://HOST:PORT/v1: /models, /chat/completions with tools and streams, and
-    /completions (texts or token ids; ids and log-probabilities of the sampled tokens are returned on request). Clients
-    of Anthropic's find /messages and /messages/count_tokens there.
+    Clients of OpenAI's protocol find it at http://HOST:PORT/v1: /models, /chat/completions with tools and streams, and
+    /completions (of texts or token ids; ids and log-probabilities of the sampled tokens are returned on request).
+    Clients of Anthropic's protocol find /messages and /messages/count_tokens there.
+
     KEY=VALUE changes a key of the recipe that the engine is made from, like engine.max_batch=32. With --weights-from
-    runs it loads the weights that `turnstile train` publishes in a run below that folder, so that it can serve a
-    training run. Clients need the key in the environment variable TURNSTILE_SERVE_TOKEN, if it is set; it must be set
-    if other machines can reach HOST. Without it, requests of web pages are refused, and those to a name that is not
-    this machine's. Network traffic is not encrypted: put TLS or an SSH tunnel in front.
+    runs, the server can take part in a training run: it loads the weights that `turnstile train` publishes in a run
+    below that folder.
+
+    Clients need the key in the environment variable TURNSTILE_SERVE_TOKEN, if it is set; it must be set if other
+    machines can reach HOST. Without it, requests from web pages are refused, and so are requests to a host name that is
+    not this machine's. Network traffic is not encrypted: put TLS or an SSH tunnel in front.
     """
     module = importlib.import_module("turnstile.gateway.http")  # needs an extra
     token = os.environ.get(module.TOKEN_VARIABLE, "")
@@ -62,7 +65,7 @@ def serve(
 
 
 async def _serve_until_stopped(server: Any, host: str, port: int, name: str) -> None:
-    """Wait until the process is interrupted or terminated."""
+    """Serve a model until the process is interrupted or terminated."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

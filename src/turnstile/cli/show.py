@@ -20,11 +20,11 @@ from turnstile.rewards.resolver import resolve_turn
 from turnstile.types import F32, I32, Stage, Turn
 
 PROMPT_CHARS = 2000
-"""Of a prompt, so much of its end is shown."""
+"""The number of characters shown of the end of a prompt."""
 
 
 def show_episode(console: Console, episode: Episode, tokenizer: Tokenizer | None) -> None:
-    """Print the turns with prompts, actions, observations, rewards and credit, then the group it was compared with."""
+    """Print an episode's turns with prompts, actions, observations, rewards and credit, then its group."""
     _head(console, episode)
     for k, turn in enumerate(episode.trajectory.turns):
         console.print(Rule(Text(f"turn {k + 1}", style="bold"), align="left", style="dim"))
@@ -48,7 +48,7 @@ def _head(console: Console, episode: Episode) -> None:
     entry, trajectory, score = episode.entry, episode.trajectory, episode.score
     where = f"step {entry.step}, {entry.phase} {entry.label}".strip()
     console.print(Rule(Text(f"{where}: {entry.group.task.id}", style="bold"), align="left"))
-    _line(console, "attempt", f"{trajectory.attempt} (of {_size(entry)}), group {entry.group.id}")
+    _line(console, "attempt", f"{trajectory.attempt} (of {_size_text(entry)}), group {entry.group.id}")
     _line(console, "stop", f"{trajectory.stop.value} after {len(trajectory.turns)} turns")
     _line(console, "error", trajectory.error or "")
     if score.outcome is None:
@@ -71,7 +71,7 @@ def _head(console: Console, episode: Episode) -> None:
     _line(console, "seconds", _values(trajectory.times))
 
 
-def _size(entry: Entry) -> str:
+def _size_text(entry: Entry) -> str:
     count = str(len(entry.group.trajectories))
     return f"{count} that are trained on again" if entry.label == REPLAYED else count
 
@@ -91,18 +91,18 @@ def _action(turn: Turn, tokenizer: Tokenizer | None) -> str:
 
 
 def _rewards(episode: Episode, k: int) -> str:
-    """Return each term that gave or withheld a reward in turn k, the gate, and the resulting reward."""
+    """Return the terms that gave or withheld a reward in turn `k`, with the gates, and the resulting reward."""
     resolved = resolve_turn(episode.score, k)
     parts = [f"{one.term} {one.granted:+.3f} granted" for one in resolved if one.granted]
     for one in resolved:
-        by = f" by {' and '.join(one.by)}" if one.by else ""  # a record may be older than its names
+        by = f" by {' and '.join(one.by)}" if one.by else ""  # old records lack the names
         parts += [f"{one.term} {one.withheld:+.3f} withheld{by}"] if one.withheld else []
     composed = f"r_t {episode.score.turn[k]:+.3f}"
     return f"{', '.join(parts)}; {composed}" if parts else composed
 
 
 def _group(console: Console, episode: Episode) -> None:
-    """Print the attempts whose rewards determined this one's advantage."""
+    """Print the attempts whose rewards determined this episode's advantages."""
     table = Table("attempt", "stop", box=None, pad_edge=False, title="the group", title_justify="left")
     for name in ("turns", "outcome", "total", "withheld", "advantage"):
         table.add_column(name, justify="right")
@@ -126,10 +126,10 @@ def _group(console: Console, episode: Episode) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenLine:
-    """One token of a row, with its log-probabilities where they were recorded.
+    """One token of a row, with what was recorded about it.
 
-    `old` is its log-probability when sampled, `new` the trainer's before the update and `updated` after it; None if it
-    was not sampled, not trained or not recorded.
+    `old` is its log-probability when sampled, and `new` the trainer's log-probability before the update. These,
+    `weight` and `advantage` are None if the token was not sampled or not trained, or if they were not recorded.
     """
 
     row: int
@@ -143,7 +143,7 @@ class TokenLine:
 
 
 def token_lines(episode: Episode) -> Iterator[TokenLine]:
-    """Return every token of the episode's rows in order; a turn with a rewritten context begins a new row."""
+    """Yield every token of the episode's rows in order. A turn with a rewritten context begins a new row."""
     row = 0
     for k, turn in enumerate(episode.trajectory.turns):
         row += int(turn.fresh and k > 0)
@@ -166,7 +166,7 @@ def token_lines(episode: Episode) -> Iterator[TokenLine]:
 
 
 def show_tokens(console: Console, episode: Episode, tokenizer: Tokenizer | None) -> None:
-    """Print a table of `token_lines`."""
+    """Print a table of an episode's tokens (`token_lines`)."""
     _head(console, episode)
     lines = list(token_lines(episode))
     table = Table(box=None, pad_edge=False)
@@ -194,7 +194,7 @@ def show_tokens(console: Console, episode: Episode, tokenizer: Tokenizer | None)
 
 
 def _advantages(episode: Episode, k: int) -> F32:
-    """Return f32[n] of turn k; empty if no credit was assigned."""
+    """Return the advantages [n] of the n tokens sampled in turn `k`; empty if no credit was assigned."""
     credit = episode.entry.advantages
     return np.zeros(0, np.float32) if credit is None else credit[episode.place][k]
 

@@ -1,4 +1,4 @@
-"""`turnstile tasks`."""
+"""The command `turnstile tasks`."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def make(
 
 
 class _MakeView:
-    """The display of one file's progress: a line for each stage, a bar for the validation."""
+    """A display of the progress of one task file: a line for each stage, and a bar of the valid tasks."""
 
     def __init__(self, bars: Bars, wanted: int) -> None:
         self._bars = bars
@@ -154,11 +154,11 @@ class _MakeView:
 @click.option("--all", "every", is_flag=True, help="Try out every task.")
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(min=1), help="Test runs at once.")
 def prepare(files: tuple[str, ...], sample: int, every: bool, workers: int) -> None:
-    """Fetch the packages that task FILES need, and validate a sample of their tasks.
+    """Fetch the packages that the tasks of FILES need, and validate a sample of these tasks.
 
-    Afterwards training needs no network. A task is sound if its tests fail with its bug and pass without; sound tasks
-    are not validated again until something changes. Single unsound tasks are named; it is an error if all sampled tasks
-    of a package are unsound, or the package cannot be fetched.
+    Afterwards training needs no network. A task is sound if its tests fail with its bug and pass without it; sound
+    tasks are not validated again until something changes. Unsound tasks are listed. It is an error if all sampled tasks
+    of a package are unsound, or if the package cannot be fetched.
     """
     found = [task for file in files for task in load_tasks(file) if task.env == ENV]
     console = Console(highlight=False)
@@ -173,7 +173,7 @@ def prepare(files: tuple[str, ...], sample: int, every: bool, workers: int) -> N
         package = one.package
         console.print(Text(f"{package.spec}: {len(package.tests)} test files, licence {package.licence}"))
     ready = _many(len(checked), "package is ready", "packages are ready")
-    console.print(Text(ready + _how_they_behave(checked)))
+    console.print(Text(ready + _verdict_text(checked)))
     for one in checked:
         for off in one.off:
             click.echo(f"warning: task {off.task.id}: {off.why}", err=True)
@@ -192,8 +192,8 @@ def prepare(files: tuple[str, ...], sample: int, every: bool, workers: int) -> N
         click.echo("a task that is off can never be solved: remove its line from the file, or make it again", err=True)
 
 
-def _how_they_behave(checked: Sequence[Tried]) -> str:
-    """Return the end of a sentence on how many tasks were tried, and the result; "" if none was."""
+def _verdict_text(checked: Sequence[Tried]) -> str:
+    """Return the end of a sentence that says how many tasks were tried and how they behaved, or "" if none was."""
     sound = sum(len(one.sound) for one in checked)
     off = sum(len(one.off) for one in checked)
     if not sound + off:
@@ -220,9 +220,9 @@ def _many(count: int, one: str, more: str) -> str:
 def split(
     file: str, train_file: str, heldout_file: str, packages: tuple[str, ...], share: float | None, seed: int
 ) -> None:
-    """Split FILE into training and held-out tasks that share no package, or no function.
+    """Split FILE into training and held-out tasks that have no package, or no function, in common.
 
-    Each half is shuffled by the seed, so that its first N tasks are a fair sample of it.
+    Each half is shuffled with the seed, so that its first N tasks are a fair sample of it.
     """
     if bool(packages) == (share is not None):
         raise ConfigError("say what to hold out: either --package (one or more) or --share")

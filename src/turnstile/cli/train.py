@@ -1,4 +1,4 @@
-"""`turnstile train`."""
+"""The command `turnstile train`."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def train(
 ) -> None:
     """Train as RECIPE (a TOML file) says. KEY=VALUE changes one key of it, like train.steps=4.
 
-    An interrupted run resumes from its last checkpoint when the same command is given again.
+    To resume an interrupted run from its last checkpoint, give the same command again.
 
-    --replay plays no episodes: it repeats the updates of a recorded run on the same tokens, which gives the same
+    --replay plays no episodes. It repeats the updates of a recorded run on the same tokens, which gives the same
     weights if the machine and its number of threads are the same.
     """
     if replay is not None:
@@ -57,7 +57,7 @@ def train(
     if recipe is None:
         raise ConfigError("give a recipe (a TOML file), or --replay RUN")
     loaded = load_recipe(recipe, overrides)
-    check_recipe(loaded)  # in a moment, before torch is imported
+    check_recipe(loaded)  # quick, and before torch is imported
     if dry:
         from turnstile.runs.dry_run import dry_run
 

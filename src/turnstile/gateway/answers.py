@@ -1,4 +1,4 @@
-"""Answers of OpenAI's protocol: whole, or as the events of a stream."""
+"""Answers in OpenAI's protocol, whole or as the events of a stream."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from turnstile.gateway.reload import version_spans
 from turnstile.types import Completion, Message
 
 Labels = Mapping[int, str]
-"""The engine's weight versions -> the clients' names of them."""
+"""Maps weight versions of the engine to the names that clients gave them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Head:
-    """What all parts of one answer share: `id`, `model`, and `created` in seconds since 1970."""
+    """The fields that all parts of one answer share. `created` is in seconds since 1970."""
 
     id: str
     model: str
@@ -26,17 +26,17 @@ class Head:
 
     @classmethod
     def of(cls, prefix: str, model: str) -> Head:
-        """Return the head of a new answer."""
+        """Return the head of a new answer, with an id that begins with `prefix`."""
         return cls(id=f"{prefix}-{secrets.token_hex(12)}", model=model, created=int(time.time()))
 
     def body(self, kind: str, choices: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
-        """Return a part of the answer as JSON; `kind` is its `object`."""
+        """Return a part of the answer as a JSON object with `kind` as its field `object`."""
         about = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
         return {**about, "choices": list(choices), **more}
 
 
 def usage(prompt_tokens: int, completions: Sequence[Completion]) -> dict[str, int]:
-    """Return the numbers of tokens that a request used."""
+    """Return how many tokens a request used."""
     sampled = sum(len(completion.token_ids) for completion in completions)
     return {
         "prompt_tokens": prompt_tokens,
@@ -46,7 +46,7 @@ def usage(prompt_tokens: int, completions: Sequence[Completion]) -> dict[str, in
 
 
 def text_logprobs(completion: Completion, decode: Callable[[int], str]) -> dict[str, Any]:
-    """Return the sampled tokens and their log-probabilities, as completions have them."""
+    """Return the sampled tokens and their log-probabilities in the format of text completions."""
     return {
         "tokens": [decode(token) for token in completion.token_ids.tolist()],
         "token_logprobs": completion.logprobs.astype(float).tolist(),
@@ -54,7 +54,10 @@ def text_logprobs(completion: Completion, decode: Callable[[int], str]) -> dict[
 
 
 def chat_logprobs(completion: Completion, decode: Callable[[int], str]) -> dict[str, Any]:
-    """Return the same as chat completions have them; the tokens of reasoning and calls are among them."""
+    """Return the sampled tokens and their log-probabilities in the format of chat completions.
+
+    The tokens of reasoning and tool calls are included.
+    """
     texts = map(decode, completion.token_ids.tolist())
     return {
         "content": [
@@ -66,7 +69,10 @@ def chat_logprobs(completion: Completion, decode: Callable[[int], str]) -> dict[
 
 
 def token_fields(completion: Completion, labels: Labels) -> dict[str, Any]:
-    """Return the sampled ids, and the weights that sampled each: what training needs beside log-probabilities."""
+    """Return the fields that training needs besides log-probabilities.
+
+    These are the sampled ids, the weights that sampled each of them and, if known, entropies and forced tokens.
+    """
     found: dict[str, Any] = {
         "token_ids": completion.token_ids.tolist(),
         "weight_versions": version_spans(completion.versions, labels),
@@ -79,7 +85,7 @@ def token_fields(completion: Completion, labels: Labels) -> dict[str, Any]:
 
 
 def message_fields(message: Message) -> dict[str, Any]:
-    """Return an assistant's message; its tool calls get ids that no other answer has."""
+    """Return an assistant's message in OpenAI's format. Its tool calls get ids that no other answer has."""
     found: dict[str, Any] = {"role": "assistant", "content": message.content}
     if message.reasoning is not None:
         found["reasoning_content"] = message.reasoning
@@ -97,7 +103,7 @@ def message_fields(message: Message) -> dict[str, Any]:
 
 
 def chat_chunks(head: Head, choices: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the chunks of a stream that add up to these choices."""
+    """Yield the chunks of a stream that add up to `choices`."""
     for choice in choices:
         message = choice["message"]
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
@@ -117,5 +123,5 @@ def _chunk(head: Head, index: int, delta: Mapping[str, Any], finish: str | None,
 
 
 def error_fields(why: str, *, code: str | None = None, kind: str = "invalid_request_error") -> dict[str, Any]:
-    """Return an error as clients of OpenAI's protocol read it."""
+    """Return an error in the format of OpenAI's protocol."""
     return {"error": {"message": why, "type": kind, "param": None, "code": code}}

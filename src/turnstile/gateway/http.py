@@ -1,4 +1,4 @@
-"""The transport of a model server: who may ask, how large a request may be, what a disconnected client costs."""
+"""The transport of a model server: access checks, a limit on request sizes, and an end to abandoned requests."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("a model server", "remote") from error
 
 TOKEN_VARIABLE = "TURNSTILE_SERVE_TOKEN"
-"""Environment variable with the key that clients must send."""
-MAX_BODY_BYTES = 64 << 20  # largest request
-CLIENT_GONE = 499  # nginx's status for a client that disconnected; nobody reads it
-STARTING = 0.001  # seconds between two looks at whether the server has started
+"""The environment variable that holds the key that clients must send."""
+MAX_BODY_BYTES = 64 << 20  # of the largest request
+CLIENT_GONE = 499  # nginx's status for a client that disconnected; no client reads it
+STARTING = 0.001  # seconds between two checks whether the server has started
 
 Handler = Callable[[Request, bytes], Coroutine[Any, Any, Response]]
-"""(request, its body) -> the answer."""
+"""A function that takes a request and its body, and returns the answer."""
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Passes on the requests that carry `token`; without one, those that no web page can have sent.
+    """A wrapper of an application that refuses requests without the key `token`, except those for /health.
 
-    `names` are this machine's host names.
+    Without a token, it refuses requests that a web page may have sent. `names` are this machine's host names.
     """
 
     def __init__(self, app: ASGIApp, token: str, names: set[str]) -> None:
@@ -48,7 +48,7 @@ class Guard:
         self._token = f"Bearer {token}".encode() if token else b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Pass a request on, or answer why it is refused."""
         if scope["type"] == "http" and (refusal := self._refusal(Request(scope))):
             await refusal(scope, receive, send)
         else:
@@ -63,15 +63,15 @@ class Guard:
         return None
 
     def _has_key(self, headers: Mapping[str, str]) -> bool:
-        """Return whether a request carries the key, as a bearer token or as Anthropic's clients send it."""
+        """Return whether a request carries the key, as a bearer token or in Anthropic's header x-api-key."""
         given = (headers.get("authorization", ""), f"Bearer {headers.get('x-api-key', '')}")
         return any(hmac.compare_digest(one.encode("utf-8", "surrogateescape"), self._token) for one in given)
 
     def _web_page_reason(self, headers: Mapping[str, str]) -> str:
-        """Return why a request may come from a web page in a browser on this machine, or an empty string.
+        """Return why a request may come from a web page in a browser on this machine, or "" if it cannot.
 
-        Signs are headers that browsers add, and a host name that a page's own server could have pointed to this machine
-        (DNS rebinding).
+        The signs are headers that browsers add, and a host name that the page's own server could have pointed at this
+        machine (DNS rebinding).
         """
         if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
             return f"web pages need a key; start the server with one in {TOKEN_VARIABLE}"
@@ -90,7 +90,7 @@ def _is_address(name: str) -> bool:
 
 
 def answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that turns a handler's errors into answers, and cancels it if its client disconnects."""
+    """Return an endpoint that runs `handler`, answers its errors, and cancels it if the client disconnects."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -105,7 +105,7 @@ def answering(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
 
 
 def explain(error: Exception, path: str) -> tuple[int, str, str | None]:
-    """Return the status, the line and the code for an error; an unexpected one is logged with its traceback."""
+    """Return the status, message and code with which to answer an error. Log an unexpected one with its traceback."""
     if isinstance(error, RefusedError):
         return error.status, str(error), error.code
     if isinstance(error, ConfigError):
@@ -117,9 +117,12 @@ def explain(error: Exception, path: str) -> tuple[int, str, str | None]:
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`; cancel it if the client disconnects before. The request's body must be read."""
+    """Return the result of `work`, or cancel it and raise HTTPException if the client disconnects first.
+
+    The request's body must have been read.
+    """
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(request))
+    leaving = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -131,13 +134,13 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _left(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 async def _read(request: Request) -> bytes:
-    """Return a request's body. Raises RefusedError if it is larger than `MAX_BODY_BYTES`."""
+    """Return a request's body. Raises RequestTooLargeError if it is larger than `MAX_BODY_BYTES`."""
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -147,31 +150,31 @@ async def _read(request: Request) -> bytes:
 
 
 def error_fields(path: str, status: int, why: str, code: str | None = None) -> dict[str, Any]:
-    """Return an error as clients of the protocol that a path belongs to read it."""
+    """Return an error in the format of the protocol that a path belongs to."""
     if path.startswith("/v1/messages"):
         return messages.error_fields(status, why)
     return answers.error_fields(why, code=code, kind="server_error" if status >= 500 else "invalid_request_error")
 
 
 def error_response(path: str, status: int, why: str, code: str | None = None) -> JSONResponse:
-    """Return the answer that is an error."""
+    """Return a response that reports an error."""
     return JSONResponse(error_fields(path, status, why, code), status_code=status)
 
 
 async def not_found(request: Request, error: Exception) -> Response:
-    """Answer a request for a path or with a method that there is not."""
+    """Answer a request with a path or method that is not served."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     path = request.url.path
     return error_response(path, status, f"{request.method} {path} is not served here", "not_found")
 
 
 async def disconnected(request: Request, error: Exception) -> Response:
-    """Answer a client that has gone while it sent its request."""
+    """Answer a client that disconnected while it was sending its request."""
     return Response(status_code=CLIENT_GONE)
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to whoever runs the event loop."""
+    """A server that leaves the handling of signals to the owner of the event loop."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -180,8 +183,11 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def listening(app: ASGIApp, host: str, port: int) -> AsyncIterator[str]:
-    """Serve `app` at an address (port 0: any free port) and yield its URL. Raises ConfigError if it cannot."""
-    # asyncio sends at once (TCP_NODELAY) only on a socket that says it is of TCP; without it, answers wait for 40 ms.
+    """Serve `app` at an address and yield its URL. Port 0 stands for any free port.
+
+    Raises ConfigError if it cannot listen there.
+    """
+    # asyncio sets TCP_NODELAY only on a socket made with IPPROTO_TCP; without it, answers are delayed by 40 ms.
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -204,7 +210,7 @@ async def listening(app: ASGIApp, host: str, port: int) -> AsyncIterator[str]:
     server = _Server(config)
     serving = asyncio.ensure_future(server.serve([listener]))
     try:
-        while not server.started and not serving.done():  # noqa: ASYNC110 - it has no event for that
+        while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(STARTING)
         address = listener.getsockname()
         name = f"[{address[0]}]" if ":" in address[0] else address[0]

@@ -1,4 +1,4 @@
-"""Anthropic's Messages protocol: requests as conversations, answers whole and as the events of a stream, and errors."""
+"""Anthropic's Messages protocol: requests, answers (whole or as the events of a stream) and errors."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ ERRORS = {
     413: "request_too_large",
     503: "overloaded_error",
 }
-"""HTTP status -> the protocol's type of error; any other is `api_error`."""
+"""HTTP status -> the protocol's type of error. Any other status is an `api_error`."""
 Block = Mapping[str, Any]
 
 
 class ToolChoice(RequestBody):
-    """Whether the model may call tools, and several at once."""
+    """Whether the model may call tools, and whether it may call several at once."""
 
     type: Literal["auto", "none"] = "auto"
     disable_parallel_tool_use: bool = False
 
 
 class CountBody(RequestBody):
-    """A request that has a conversation."""
+    """A request that holds a conversation, such as a request to count its tokens."""
 
     model: str
     messages: Annotated[list[Any], Field(min_length=1)]
@@ -41,9 +41,9 @@ class CountBody(RequestBody):
     tools: Sequence[Any] = ()
 
     def conversation(self) -> tuple[list[Message], tuple[ToolSpec, ...]]:
-        """Return the messages and the tools, with ids of tool calls as parsers give them.
+        """Return the messages and the tools. Tool calls get ids like those that parsers give.
 
-        Raises RefusedError for what cannot be read, and for the result of a call that no message makes.
+        Raises RefusedError for content that cannot be read, and for the result of a call that no earlier message makes.
         """
         system = _text(self.system, "system")
         messages = [Message(role="system", content=system)] if system else []
@@ -80,7 +80,7 @@ def _blocks(content: object, where: str) -> list[Block]:
 
 
 def _text(content: object, where: str) -> str:
-    """Return a text, or the texts of blocks, joined."""
+    """Return `content` if it is a text, or the joined texts of its blocks."""
     if isinstance(content, str):
         return content
     texts = []
@@ -110,7 +110,7 @@ def _assistant(blocks: Sequence[Block], where: str) -> Message:
 
 
 def _user(blocks: Sequence[Block], where: str) -> Iterator[Message]:
-    """Yield the results of tools and the texts between them, in order."""
+    """Yield the tool results of a user's message, and the texts between them, in order."""
     texts: list[Block] = []
     for block in blocks:
         if block.get("type") != "tool_result":
@@ -135,7 +135,7 @@ def _tool(tool: object, number: int) -> ToolSpec:
 
 
 def answer(model: str, message: Message, completion: Completion, prompt_tokens: int) -> dict[str, Any]:
-    """Return an assistant's message as the protocol writes it; its tool calls get ids that no other answer has."""
+    """Return an answer in Anthropic's format with an assistant's message. Its tool calls get ids of their own."""
     content: list[dict[str, Any]] = []
     if message.reasoning is not None:
         content.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
@@ -159,7 +159,7 @@ def answer(model: str, message: Message, completion: Completion, prompt_tokens: 
 
 
 def events(whole: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the events of a stream that add up to an answer, each with its type."""
+    """Yield the events of a stream that add up to the answer `whole`, each with its type."""
     usage = whole["usage"]
     head = {**whole, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
     yield {"type": "message_start", "message": head}
@@ -179,5 +179,5 @@ def events(whole: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def error_fields(status: int, why: str) -> dict[str, Any]:
-    """Return an error as clients of this protocol read it."""
+    """Return an error in the format of Anthropic's protocol."""
     return {"type": "error", "error": {"type": ERRORS.get(status, "api_error"), "message": why}}

@@ -1,4 +1,4 @@
-"""Replace the weights of a served model between two tokens, and report which weights sampled a token."""
+"""Replacing the weights of a served model between two tokens, and reporting which weights sampled a token."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import numpy as np
 from turnstile.gateway.requests import NotServedError, RefusedError
 from turnstile.types import I32
 
-MAX_LABELS = 1000  # versions whose label is kept: more than any completion spans
+MAX_LABELS = 1000  # versions whose labels are kept, more than any completion spans
 
 
 class UpdatableEngine(Protocol):
-    """An engine whose weights `update` changes between two tokens."""
+    """An engine whose weights can be changed between two tokens."""
 
     async def update(self, load: Callable[[], int]) -> int:
-        """Run `load` between two tokens; it returns the version of the weights that it loaded."""
+        """Run `load`, which loads weights, between two tokens. Return the version that `load` returns."""
         ...
 
 
 class WeightReloader:
-    """Loads weights from folders below `root` into the engine's network, in place, with `load`.
+    """A reloader that calls `load` to load weights from folders below `root` into the engine's network, in place.
 
-    `labels` maps the engine's versions to the clients' names of them: empty for the initial weights, and after a failed
-    load.
+    `labels` maps the engine's versions to the names that clients gave them. The initial weights, and those after a
+    failed load, have an empty name.
     """
 
     def __init__(self, engine: UpdatableEngine, load: Callable[[Path], None], root: Path) -> None:
@@ -36,10 +36,10 @@ class WeightReloader:
         self._numbers = itertools.count(1)
 
     async def load_folder(self, folder: str, label: str) -> None:
-        """Load the weights of a folder; requests under way continue with them.
+        """Load the weights in a folder. Requests in progress continue with them.
 
-        Raises NotServedError for a folder outside the root, RefusedError for one that cannot be loaded; tokens sampled
-        from then on have no label.
+        Raises NotServedError if the folder is outside the root, and RefusedError if it cannot be loaded. Tokens sampled
+        after a failed load have an empty label.
         """
         path = self._check_inside(folder)
         number = next(self._numbers)
@@ -71,7 +71,7 @@ class WeightReloader:
 
 
 def version_spans(versions: I32, labels: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Return the label of each run of tokens that were sampled with the same weights."""
+    """Return the label, start and end of each run of tokens that were sampled with the same weights."""
     bounds = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist(), len(versions)]
     return [
         {"version": labels.get(int(versions[start]), ""), "start": start, "end": end}

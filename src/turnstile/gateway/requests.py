@@ -1,4 +1,4 @@
-"""Requests of OpenAI's protocol: what they may hold, and what they ask of the engine."""
+"""Requests in OpenAI's protocol: the fields that they may have, and the sampling that they ask for."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from turnstile.types import Message, Sampling, ToolSpec
 from turnstile.validation import first_problem, format_place, wrong
 
 MAX_CHOICES = 128
-"""The largest `n` of a request."""
-MAX_LINE = 300  # characters of an error: a value may be as long as a prompt
+"""The largest `n` that a request may have."""
+MAX_LINE = 300  # characters of an error message, since a value may be as long as a prompt
 NEUTRAL: Mapping[str, Any] = {
     "audio": None,
     "best_of": 1,
@@ -29,37 +29,37 @@ NEUTRAL: Mapping[str, Any] = {
     "suffix": "",
     "top_logprobs": 0,
 }
-"""Fields of the protocol that change what is sampled and are not supported -> the value that changes nothing."""
+"""Unsupported fields of the protocol that affect sampling -> the value with which they have no effect."""
 
 
 class RefusedError(ValueError):
-    """A request that cannot be served; the message is the reason."""
+    """Raised for a request that cannot be served. The message says why."""
 
     status = 400
     code: str | None = None
 
 
 class NotServedError(RefusedError):
-    """A request for something that this server does not offer."""
+    """Raised for a request for something that this server does not offer."""
 
     status = 404
     code = "not_found"
 
 
 class RequestTooLargeError(RefusedError):
-    """A request with more bytes than this server reads."""
+    """Raised for a request with more bytes than this server reads."""
 
     status = 413
 
 
 class ContextLengthError(RefusedError):
-    """A request that does not fit into the model's context."""
+    """Raised for a request that does not fit into the model's context."""
 
     code = "context_length_exceeded"
 
 
 class RequestBody(BaseModel):
-    """Fields of a request: of the types that they are declared with, and no others are looked at."""
+    """Fields of a request, which must have their declared types. Other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -71,26 +71,26 @@ class StreamOptions(RequestBody):
 
 
 class StructuredOutputs(RequestBody):
-    """What the sampled text must match, as vLLM takes it."""
+    """What the sampled text must match, in vLLM's format."""
 
     regex: str = ""
     grammar: str = ""
 
 
 class JSONSchema(RequestBody):
-    """A schema with its name."""
+    """A JSON schema. Its name and other fields beside it are ignored."""
 
     schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
 
 
 class ResponseFormat(RequestBody):
-    """Whether the text must be JSON, and of which schema."""
+    """Whether the text must be JSON, and which schema it must follow."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JSONSchema = JSONSchema()
 
     def grammar(self) -> str:
-        """Return the grammar of texts in this format; "" if any text is."""
+        """Return the grammar of texts in this format, or "" if any text is allowed."""
         if self.type == "text":
             return ""
         schema = self.json_schema.schema_ if self.type == "json_schema" else {"type": "object"}
@@ -98,7 +98,7 @@ class ResponseFormat(RequestBody):
 
 
 class SamplingBody(RequestBody):
-    """The fields that completions and chat completions share."""
+    """The fields that all requests for completions share."""
 
     model: str
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
@@ -116,13 +116,13 @@ class SamplingBody(RequestBody):
     return_token_ids: bool = False
 
     def limit(self) -> int | None:
-        """Return the number of tokens that a completion may have, None if the request sets none."""
+        """Return how many tokens a completion may have, or None if the request sets no limit."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def sampling(self, max_tokens: int, *, stop: tuple[str, ...] = (), grammar: str = "") -> list[Sampling]:
-        """Return the sampling of each of the `n` completions, which differ in their seeds.
+        """Return the settings of each of the `n` completions, which differ in their seeds.
 
-        Without a seed, one is drawn. Raises RefusedError for an empty stop string.
+        If the request has no seed, one is drawn. Raises RefusedError for an empty stop string.
         """
         own = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if not all(own):
@@ -152,7 +152,7 @@ class CompletionBody(SamplingBody):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the answer has log-probabilities; 0 asks for those of the sampled tokens alone."""
+        """Whether the answer has log-probabilities. The value 0 asks for those of the sampled tokens alone."""
         return self.logprobs is not None and self.logprobs is not False
 
 
@@ -172,9 +172,9 @@ class ChatBody(SamplingBody):
         return self.logprobs
 
     def conversation(self) -> tuple[list[Message], tuple[ToolSpec, ...]]:
-        """Return the messages and the tools, with ids of tool calls as parsers give them.
+        """Return the messages and the tools. Tool calls get ids like those that parsers give.
 
-        Raises RefusedError for what cannot be read, and for the result of a call that no message makes.
+        Raises RefusedError for content that cannot be read, and for the result of a call that no earlier message makes.
         """
         called: set[str] = set()
         messages: list[Message] = []
@@ -205,9 +205,9 @@ def parse_json_object(data: bytes) -> dict[str, Any]:
 
 
 def parse_body(kind: type[Body], data: bytes) -> Body:
-    """Return a request's body; null is the same as no value.
+    """Return the body of a request as a `kind`. A field that is null counts as missing.
 
-    Raises RefusedError that names the first field that is wrong, or that is not supported.
+    Raises RefusedError, which names the first field that is wrong or not supported.
     """
     given = {name: value for name, value in parse_json_object(data).items() if value is not None}
     for name, neutral in NEUTRAL.items():

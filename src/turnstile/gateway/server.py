@@ -1,10 +1,10 @@
-"""Server of OpenAI's and Anthropic's protocols in front of any engine: `turnstile serve`.
+"""A server of OpenAI's and Anthropic's protocols in front of any engine, run by `turnstile serve`.
 
 Paths: /v1/models; /v1/chat/completions; /v1/completions (a text or token ids); Anthropic's /v1/messages and
-/v1/messages/count_tokens; /v1/weights; /health. With `return_token_ids` OpenAI's answers hold the ids of the sampled
-tokens and the weights that sampled them, with `logprobs` their log-probabilities. With `stream` a completion is sampled
-whole and then sent as events; until then the stream is kept alive. Settings that a request omits are off, as in
-`types.Sampling`, except the seed, which is drawn. If a client disconnects, its request is cancelled.
+/v1/messages/count_tokens; /v1/weights; /health. With `return_token_ids`, answers in OpenAI's protocol hold the ids of
+the sampled tokens and the weights that sampled them; with `logprobs`, their log-probabilities. With `stream` a
+completion is sampled whole and then sent as events; until then the stream is kept alive. Settings that a request omits
+are off, as in `types.Sampling`, except that a missing seed is drawn. If a client disconnects, its request is cancelled.
 """
 
 from __future__ import annotations
@@ -53,30 +53,30 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("a model server", "remote") from error
 
 DEFAULT_TOKENS = 256
-"""`max_tokens` of a text completion that does not set it; a chat completion may fill the context."""
+"""`max_tokens` of a text completion that does not set it. A chat completion may fill the context."""
 SHARE_SECONDS = 60.0  # seconds that the shared prefixes of a session are kept after its last request
 MAX_SHARES = 256  # sessions whose shared prefixes are kept; the least recently used are dropped
-KEEP_ALIVE_SECONDS = 15.0  # between two signs of life of a stream whose completion is being sampled
+KEEP_ALIVE_SECONDS = 15.0  # seconds between two pings in a stream while its completion is being sampled
 
 
 class TextCodec(Protocol):
-    """The part of a tokenizer that a server uses."""
+    """The methods of a tokenizer that a server uses."""
 
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]:
-        """Return the ids of a text."""
+        """Return the token ids of a text."""
         ...
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = ...) -> str | list[str]:
-        """Return the text of ids."""
+        """Return the text of token ids."""
         ...
 
 
 class EngineServer:
-    """Serves `engine` under the name `model`.
+    """A server that offers `engine` under the name `model`.
 
-    `scaffold` lays out conversations and reads tool calls, `tokenizer` encodes texts; `context` limits the tokens of a
-    prompt and its completion. With a `token`, requests must carry it as their bearer token; without one, requests from
-    web pages are refused. With `reload`, clients may load other weights, as training does.
+    `scaffold` lays out conversations and reads tool calls, and `tokenizer` encodes texts. `context` limits the tokens
+    of a prompt and its completion together. With a `token`, requests must carry it as their key; without one, requests
+    from web pages are refused. With `reload`, clients may load other weights, as training does.
     """
 
     def __init__(
@@ -116,7 +116,10 @@ class EngineServer:
 
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[str]:
-        """Serve at an address (port 0: any free port) and yield its URL. Raises ConfigError if it cannot."""
+        """Serve at an address and yield its URL. Port 0 stands for any free port.
+
+        Raises ConfigError if it cannot listen there.
+        """
         self._host_names.add(host.lower())
         try:
             async with http.listening(self.app, host, port) as url:
@@ -132,7 +135,7 @@ class EngineServer:
         return JSONResponse({"object": "list", "data": [{**about, "max_model_len": self._context}]})
 
     async def _completions(self, request: Request, data: bytes) -> Response:
-        body = self._served(parse_body(CompletionBody, data))
+        body = self._for_this_model(parse_body(CompletionBody, data))
         text = body.prompt
         ids = self._tokenizer.encode(text, add_special_tokens=False) if isinstance(text, str) else text
         prompt = np.array(ids, np.int32)
@@ -165,9 +168,9 @@ class EngineServer:
         return self._stream(request, stream(), done="[DONE]")
 
     async def _chat(self, request: Request, data: bytes) -> Response:
-        body = self._served(parse_body(ChatBody, data))
+        body = self._for_this_model(parse_body(ChatBody, data))
         messages, tools = body.conversation()
-        prompt, sampling = self._asked(body, messages, tools, body.response_format.grammar())
+        prompt, sampling = self._prompt_and_sampling(body, messages, tools, body.response_format.grammar())
         offered = tools if body.tool_choice == "auto" else ()
         head = answers.Head.of("chatcmpl", self._model)
 
@@ -201,9 +204,9 @@ class EngineServer:
         return self._stream(request, stream(), done="[DONE]")
 
     async def _messages(self, request: Request, data: bytes) -> Response:
-        body = self._served(parse_body(anthropic.MessagesBody, data))
+        body = self._for_this_model(parse_body(anthropic.MessagesBody, data))
         messages, tools = body.conversation()
-        prompt, sampling = self._asked(body, messages, tools)
+        prompt, sampling = self._prompt_and_sampling(body, messages, tools)
         offered = tools if body.tool_choice.type == "auto" else ()
 
         async def answer() -> dict[str, Any]:
@@ -221,7 +224,7 @@ class EngineServer:
         return self._stream(request, stream())
 
     async def _count(self, request: Request, data: bytes) -> Response:
-        body = self._served(parse_body(anthropic.CountBody, data))
+        body = self._for_this_model(parse_body(anthropic.CountBody, data))
         return JSONResponse({"input_tokens": len(self._scaffold.renderer.prompt(*body.conversation()))})
 
     async def _weights(self, request: Request, data: bytes) -> Response:
@@ -238,9 +241,10 @@ class EngineServer:
         return JSONResponse({"version": label})
 
     def _stream(self, request: Request, events: AsyncIterator[dict[str, Any]], *, done: str = "") -> Response:
-        """Return a stream of the events, and of `done` behind them; an event of a type carries its name.
+        """Return a response that streams `events` and then `done`. An event that has a type is sent under that name.
 
-        Its head is sent before anything is sampled, so an error is an event, which ends it.
+        The head of the response is sent before anything is sampled, so an error is sent as an event, which ends the
+        stream.
         """
         path = request.url.path
 
@@ -257,23 +261,26 @@ class EngineServer:
 
         return EventSourceResponse(stream(), ping=KEEP_ALIVE_SECONDS)
 
-    def _asked(
+    def _prompt_and_sampling(
         self, body: SamplingBody, messages: Sequence[Message], tools: Sequence[ToolSpec], grammar: str = ""
     ) -> tuple[I32, list[Sampling]]:
-        """Return the prompt of a conversation, and how each of its next messages is sampled."""
+        """Return the prompt of a conversation, and the settings with which each next message is sampled."""
         renderer = self._scaffold.renderer
         prompt = renderer.prompt(messages, tools)
         limit = self._limit(body, len(prompt), self._context)
         return prompt, body.sampling(limit, stop=renderer.stop, grammar=grammar)
 
-    def _served(self, body: Any) -> Any:
-        """Return a body that asks for this server's model. Raises NotServedError for another one's."""
+    def _for_this_model(self, body: Any) -> Any:
+        """Return `body` if it asks for this server's model. Raises NotServedError if it asks for another."""
         if body.model != self._model:
             raise NotServedError(f"model {body.model!r} is not served here; use {self._model!r}")
         return body
 
     def _limit(self, body: SamplingBody, prompt: int, default: int) -> int:
-        """Return how many tokens may be sampled. Raises ContextLengthError if they do not fit behind the prompt."""
+        """Return how many tokens may be sampled after a prompt of `prompt` tokens.
+
+        Raises ContextLengthError if the context has no room for them.
+        """
         room, wanted = self._context - prompt, body.limit()
         if room < 1:
             raise ContextLengthError(
@@ -284,7 +291,7 @@ class EngineServer:
         return min(default, room) if wanted is None else wanted
 
     async def _sample(self, request: Request, prompt: I32, samplings: Sequence[Sampling]) -> list[Completion]:
-        """Return a completion for each sampling; if one fails, the others are cancelled."""
+        """Return a completion for each of `samplings`. If one fails, the others are cancelled."""
         group = request.headers.get(SESSION_HEADER, "")
         share = self._keep_share(group) if group else f"serve/{next(self._numbers)}"
         try:
@@ -302,9 +309,9 @@ class EngineServer:
             self._engine.close(session)
 
     def _read(self, completion: Completion, tools: Sequence[ToolSpec], *, several: bool) -> Message:
-        """Return the message that was sampled, with its first tool call alone unless it may make `several`.
+        """Return the sampled message, with only its first tool call unless `several` are allowed.
 
-        A text without reasoning and calls stays as it is.
+        A text without reasoning or calls is left as it is.
         """
         text = self._scaffold.renderer.text(completion.token_ids)
         message = self._scaffold.parser.parse(text, tools)
@@ -313,7 +320,7 @@ class EngineServer:
         return message if message.tool_calls or message.reasoning is not None else replace(message, content=text)
 
     def _details(self, completion: Completion, body: Any, logprobs: Callable[..., Any]) -> dict[str, Any]:
-        """Return what a request wants to know of the sampled tokens."""
+        """Return what a request wants to know about the sampled tokens."""
         found: dict[str, Any] = {"logprobs": None}
         if body.wants_logprobs:
             found["logprobs"] = logprobs(completion, lambda token: self._decode([token]))
@@ -322,7 +329,10 @@ class EngineServer:
         return found
 
     def _keep_share(self, group: str) -> str:
-        """Return the share of a session, and keep its prefixes until it has been unused for a while."""
+        """Return the name under which the requests of a session share prefixes.
+
+        The prefixes are kept until the session has been unused for a while.
+        """
         share = f"group/{group}"
         guard_session = self._groups.pop(group)[0] if group in self._groups else self._engine.open(share)
         self._groups[group] = guard_session, time.monotonic()
@@ -330,7 +340,7 @@ class EngineServer:
         return share
 
     def _expire_shares(self, *, everything: bool = False) -> None:
-        """Close shares that are expired or too many; runs again while some are left."""
+        """Close shares that have expired or are too many. While some are left, run again later."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None

@@ -1,4 +1,7 @@
-"""Archives that are sent into a container: template folders, and packages of this Python. `runner` unpacks them."""
+"""Archives of folders and of this Python's packages, sent into containers and to sandbox servers.
+
+In a container `runner` unpacks them; on a sandbox server `unpack_tree` does.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +20,29 @@ from turnstile.sandboxes.containers.runner.frames import HEAD
 from turnstile.sandboxes.folder import CHECKED_HASH, is_inside, may_be_stale, walk_tree
 
 IN_MEMORY = 16 << 20  # bytes; larger archives are kept in a temporary file
-BLOCK = 4096  # bytes; what an entry takes at least, and by which a file grows
-HEADER = 64 << 10  # bytes; a name and a link's target, as long as a system takes them, need 49,000 as JSON
+BLOCK = 4096  # bytes; the least that an entry takes, and the unit in which files grow
+HEADER = 64 << 10  # bytes of an entry's JSON; the longest possible name and link target need 49,000
 
 
 class TooLargeError(ValueError):
-    """Raised when an archive needs more disk space than it may."""
+    """Raised when an archive needs more disk space than allowed."""
 
 
 def pack_tree(source: Path) -> IO[bytes]:
-    """Return an archive of what a copy of the folder holds (`folder.walk_tree`, `folder.may_be_stale`)."""
-    made = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the caller's to close
+    """Return an archive of what a copy of the folder would hold, positioned at its start.
+
+    What copies leave out is skipped (`folder.walk_tree`, `folder.may_be_stale`). The caller closes the archive.
+    """
+    made = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the caller closes it
     add_tree(made, source, "")
     made.seek(0)
     return made
 
 
 def pack_modules(names: Sequence[str]) -> bytes:
-    """Return an archive of modules and packages by name, laid out as a folder of the import path.
+    """Return an archive of the named modules and packages, laid out like a folder on the import path.
 
-    Raises ConfigError for one that cannot be imported here.
+    Raises ConfigError if one of them cannot be imported here.
     """
     made = io.BytesIO()
     for name in names:
@@ -52,7 +58,10 @@ def pack_modules(names: Sequence[str]) -> bytes:
 
 
 def add_tree(made: IO[bytes], source: Path, prefix: str, *, byte_code: bool = False) -> None:
-    """Add a folder; with `byte_code` also byte code by this Python, which saves compiling in the container."""
+    """Add a folder's contents with `prefix` before their names, in a fixed order.
+
+    With `byte_code`, also add byte code compiled by this Python, which saves compiling in the container.
+    """
     for kind, path, inner in sorted(walk_tree(source), key=lambda found: found[2]):  # equal trees, equal archives
         name = prefix + inner
         if kind == "file":
@@ -62,7 +71,10 @@ def add_tree(made: IO[bytes], source: Path, prefix: str, *, byte_code: bool = Fa
 
 
 def add_file(made: IO[bytes], path: str, name: str, *, byte_code: bool = False) -> None:
-    """Add a file; byte code that may be stale is checked by hash, or left out."""
+    """Add a file, unless it is byte code that may be stale.
+
+    With `byte_code`, current byte code of this Python is added too, changed so that Python checks it by hash.
+    """
     with open(path, "rb", buffering=0) as file:
         data = file.read()
         mode = os.fstat(file.fileno()).st_mode
@@ -73,9 +85,10 @@ def add_file(made: IO[bytes], path: str, name: str, *, byte_code: bool = False) 
 
 
 def checked_by_hash(path: str, data: bytes) -> bytes:
-    """Return byte code that Python checks against its source's hash, which a copy keeps, instead of its time of change.
+    """Return byte code, changed so that Python checks it by its source's hash and not by its modification time.
 
-    Byte code of another Python, or that is not current, is returned unchanged.
+    A copy keeps the hash but not the time. Byte code of another Python, or without a matching source, is returned
+    unchanged.
     """
     try:
         source = importlib.util.source_from_cache(path)
@@ -90,18 +103,18 @@ def checked_by_hash(path: str, data: bytes) -> bytes:
 
 
 def add(made: IO[bytes], entry: dict[str, Any], data: bytes = b"") -> None:
-    """Add one entry with its data."""
+    """Append one entry and its data to the archive."""
     body = json.dumps(entry).encode()
     made.write(HEAD.pack(len(body), len(data)) + body)
     made.write(data)
 
 
-def unpack_tree(archive: IO[bytes], folder: Path, *, most: int | None = None) -> int:
+def unpack_tree(archive: IO[bytes], folder: Path, *, max_bytes: int | None = None) -> int:
     """Unpack an archive into `folder`, which must be empty, and return the bytes that it takes on disk.
 
-    These include at least a block for each entry and the unused part of each file's last block. Raises ValueError for a
-    file that would write elsewhere or is not an archive, and TooLargeError before it takes more than `most`. Links are
-    made last, so that no file is written through one.
+    The count includes at least one block for each entry and the unused part of each file's last block. Raises
+    ValueError if the data is not an archive or an entry would leave the folder, and TooLargeError before the count
+    exceeds `max_bytes`. Links are created last, so that no file is written through one.
     """
     made = {""}
     links: list[tuple[str, str]] = []
@@ -111,7 +124,7 @@ def unpack_tree(archive: IO[bytes], folder: Path, *, most: int | None = None) ->
         if size > HEADER:
             raise ValueError(f"this is no archive of a template: an entry begins with {size} bytes of JSON")
         taken += BLOCK * (max(1, -(-size // BLOCK)) + -(-data_size // BLOCK))
-        if most is not None and taken > most:
+        if max_bytes is not None and taken > max_bytes:
             raise TooLargeError("it takes more room than it may")
         try:
             entry = json.loads(archive.read(size))

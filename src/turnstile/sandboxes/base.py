@@ -15,19 +15,29 @@ from pydantic import PositiveFloat, PositiveInt
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Limits of one command. Seconds are wall-clock; exceeding one kills the command's whole process group."""
+    """Limits on one command.
+
+    `seconds` is wall-clock time; a command that exceeds it or `processes` is killed with all processes that it started.
+    `cpu_seconds` is processor time; a process that exceeds it is killed. `memory_mb` and `file_mb` bound, in MiB, the
+    memory of each process and the size of each file.
+    """
 
     seconds: PositiveFloat = 10.0
     cpu_seconds: PositiveFloat = 10.0
     memory_mb: PositiveInt = 2048
     processes: PositiveInt = 128
     file_mb: PositiveInt = 64
-    output_chars: PositiveInt = 10_000  # longer output keeps its head and tail and says how much was left out
+    output_chars: PositiveInt = (
+        10_000  # of longer output the head and tail are kept, with a note of how much is left out
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecResult:
-    """The result of a command. `exit_code` is 128 + signal for a killed command, 124 for one that ran out of time."""
+    """The result of a command.
+
+    `exit_code` is 128 + signal if a signal killed the command, and 124 if the command ran out of time.
+    """
 
     exit_code: int
     stdout: str
@@ -38,22 +48,25 @@ class ExecResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Image:
-    """A container image to start from unchanged; commands run in its folder `root`. Only containers support it."""
+    """A container image to start from unchanged; commands run in its folder `root`.
+
+    Only providers of containers support it, on this machine or behind a sandbox server.
+    """
 
     name: str
     root: str
 
 
 Template = Path | Image
-"""What a sandbox starts from: a folder that is copied, an image, or what `Sandbox.snapshot` of the provider gave."""
+"""What a sandbox starts from: a folder to copy, an image, or a snapshot made by the same provider."""
 
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """One private working copy. Paths are relative to its root; a path that leaves it raises ValueError.
+    """A private working copy of a template. Paths are relative to its root.
 
-    Raises SandboxError if the sandbox itself is broken or its machine is out of space; a command that fails is an
-    ExecResult.
+    Methods raise ValueError for a path that leaves the root, and SandboxError if the sandbox itself is broken or its
+    machine is out of space. A command that fails raises no error; its ExecResult reports the failure.
     """
 
     async def exec(
@@ -65,7 +78,7 @@ class Sandbox(Protocol):
     async def write(self, path: str, data: bytes) -> None: ...
 
     async def snapshot(self) -> Template:
-        """Return the current state of the files, to be passed to `start` of the same provider until that closes."""
+        """Return the current state of the files, as a template for `start` of this provider until it closes."""
         ...
 
     async def close(self) -> None: ...
@@ -73,13 +86,13 @@ class Sandbox(Protocol):
 
 @runtime_checkable
 class Sandboxes(Protocol):
-    """A provider of one kind of sandbox. `close` leaves no process and no file behind."""
+    """A provider of one kind of sandbox. `close` leaves no processes or files behind."""
 
     async def start(self, template: Template, *, deps: Path | None = None) -> Sandbox:
         """Start a sandbox with a private copy of the template.
 
-        `deps` is a folder that its commands import from. A provider that hides this machine's files shows it at its own
-        path, if it lies in the provider's `shelf`, and nothing else of that folder.
+        `deps` is a folder that commands may import from. A provider that hides this machine's files shows `deps` at its
+        own path if it lies directly in the provider's `shelf`, and shows nothing else of the shelf.
         """
         ...
 

@@ -1,10 +1,10 @@
-"""Sandboxes in Linux namespaces, by bubblewrap: quick to start, on one machine, without a daemon.
+"""Sandboxes in Linux namespaces, made by bubblewrap. They start quickly, on this machine, without a daemon.
 
-A sandbox sees the system's folders, this Python and Turnstile (read-only), its own folder and its dependencies', a
-private /tmp, and no other file of this machine; it has no network and sees only its own processes. Of a virtual
-environment's base it sees what that uses, without the packages. Run as root, bubblewrap keeps root's user id, so it
-does not protect files that root owns if code escapes its mount namespace; use an ordinary user, or a container, where
-that matters.
+A sandbox sees the system's folders, this Python and Turnstile (all read-only), its own folder, its dependencies and a
+private /tmp, but no other file of this machine. It has no network and sees only its own processes. If this Python is
+that of a virtual environment, the sandbox also sees the base Python, but not packages of the base that this Python does
+not use. Run as root, bubblewrap keeps root's user id, so files that root owns are not protected from code that escapes
+its mount namespace; where that matters, use an ordinary user or a container.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ SYSTEM = (
     *("/etc/alternatives", "/etc/group", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types", "/etc/nsswitch.conf"),
     *("/etc/passwd", "/etc/pki", "/etc/protocols", "/etc/services", "/etc/ssl/certs"),
 )
-"""What programs are made of and need to run, and no secrets."""
+"""Paths of the system that programs need to run. They hold no secrets."""
 
 
 def find_bubblewrap() -> str:
-    """Return the path of `bwrap`. Raises ConfigError that says how to install it."""
+    """Return the path of `bwrap`. Raises ConfigError, which says how to install it, if there is none."""
     program = shutil.which("bwrap")
     if program is None:
         raise ConfigError(
@@ -62,7 +62,10 @@ Cell = tuple[Path, ForkServer]
 
 
 def bound(paths: Sequence[str]) -> list[str]:
-    """Return bwrap arguments that mount folders read-only at their own paths; a link stays a link."""
+    """Return bwrap arguments that show these paths read-only at the same place.
+
+    A symbolic link is recreated as a link; missing paths are skipped.
+    """
     found = []
     for path in paths:
         if os.path.islink(path):
@@ -73,10 +76,10 @@ def bound(paths: Sequence[str]) -> list[str]:
 
 
 def unused_packages() -> list[str]:
-    """Return package folders of the base Python of this virtual environment that this Python does not use.
+    """Return the package folders of the virtual environment's base Python that this Python does not use.
 
     Packages installed there are not dependencies of a task, and may include the package that a task is made from. The
-    system's own package folders stay visible, because its programs use them.
+    system's own package folders (below /usr) stay visible, because its programs use them.
     """
     if sys.base_prefix == "/usr":
         return []
@@ -84,22 +87,22 @@ def unused_packages() -> list[str]:
     bases = map(glob.escape, both_names([Path(sys.base_prefix)]))
     found = [path for base in bases for path in glob.glob(base + "/lib/python3*/site-packages")]
     unused = [path for path in found if not any(is_inside(os.path.realpath(path), place) for place in used)]
-    return [path for path in unused if not os.path.islink(path)]  # what a link leads to is its own name's
+    return [path for path in unused if not os.path.islink(path)]  # the folder behind a link is listed itself
 
 
 def empty_folder_args(folders: Sequence[str]) -> list[str]:
-    """Return bwrap arguments that show folders as empty."""
+    """Return bwrap arguments that show these folders as empty and read-only."""
     return [word for path in folders for word in ("--tmpfs", path, "--remount-ro", path)]
 
 
 class BubblewrapSandboxes:
-    """Private copies of a template, each with its own namespaces and fork server.
+    """A provider of private copies of a template, each with its own namespaces and fork server.
 
-    At most `workers` commands run at once in one sandbox. `spare` sandboxes are started in advance, since a server
+    At most `workers` commands run at once in one sandbox. `spare` sandboxes are started in advance, since a fork server
     takes a while to import the modules of `preload`. `limits` apply to commands without their own; `root` is the parent
-    folder of the copies (by default shared memory or the temporary folder). Of this machine's files, commands see the
-    system's, this Python's, Turnstile's, the folders of `readable`, and of the folder `shelf` the part that `start`
-    names as `deps`. Raises ConfigError if a folder of `readable` does not exist.
+    folder of the copies (default: shared memory or the temporary folder). Of this machine's files, commands see those
+    of the system, of this Python and of Turnstile, the folders of `readable`, and the folder of `shelf` that `start`
+    gets as `deps`. Raises ConfigError if bwrap or a folder of `readable` does not exist.
     """
 
     def __init__(
@@ -131,13 +134,16 @@ class BubblewrapSandboxes:
         self._finalizer = weakref.finalize(self, self._home.remove)
 
     async def start(self, template: Template, *, deps: Path | None = None) -> FolderSandbox:
-        """Start a private copy of `template`. Raises SandboxError if there is no such folder, or no space."""
+        """Start a sandbox with a private copy of `template`.
+
+        Raises SandboxError if there is no such folder, if space runs out or if the provider is closed.
+        """
         if not self._finalizer.alive:
             raise SandboxError("these sandboxes were closed")
         shown = on_shelf(deps, self._shelf)
         for cell in self._spares.ask(shown):
-            self._end_behind(cell)
-        folder, server = self._spares.take(shown) or self._cell(shown)
+            self._end_in_background(cell)
+        folder, server = self._spares.take(shown) or self._start_cell(shown)
         sandbox = FolderSandbox(
             folder,
             server,
@@ -160,25 +166,25 @@ class BubblewrapSandboxes:
         for sandbox in tuple(self._open):
             await sandbox.close()
         for cell in self._spares.empty():
-            self._end_behind(cell)
+            self._end_in_background(cell)
         await asyncio.gather(*self._ending)
         await asyncio.to_thread(self._finalizer)
 
     def _refill(self, deps: Path | None) -> None:
-        """Start the spares that are missing. A failed start is ignored, since no request waits for it."""
+        """Start the missing spares. A failed start is only logged, since no request waits for it."""
         try:
             for _ in range(self._spares.missing):
-                self._spares.put(deps, self._cell(deps))
+                self._spares.put(deps, self._start_cell(deps))
         except SandboxError as error:
             _log.warning("no spare sandbox could be started: %s", error)
 
-    def _end_behind(self, cell: Cell) -> None:
+    def _end_in_background(self, cell: Cell) -> None:
         task = asyncio.ensure_future(end_spare(*cell))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    def _cell(self, deps: Path | None) -> Cell:
-        """Create a folder, and a fork server that sees it and `deps` and no other folder of this provider."""
+    def _start_cell(self, deps: Path | None) -> Cell:
+        """Create a sandbox's folder and start its fork server, which sees `deps` but no other sandbox."""
         folder = self._home.new_sandbox()
         work = folder / "work"
         wrapper = [self._bwrap, "--die-with-parent", "--new-session", "--unshare-all", "--cap-drop", "ALL"]
@@ -200,13 +206,16 @@ class BubblewrapSandboxes:
 
 
 async def end(folder: Path, server: ForkServer) -> None:
-    """End a fork server and remove its folder."""
+    """Close a fork server and remove its sandbox's folder."""
     await server.close()
     await asyncio.to_thread(remove_tree, folder)
 
 
 async def end_spare(folder: Path, server: ForkServer) -> None:
-    """Like `end`, but only warn if the folder cannot be removed; it then goes with the provider's home."""
+    """End a spare sandbox, logging a warning if its folder cannot be removed.
+
+    Such a folder is removed together with the provider's home.
+    """
     try:
         await end(folder, server)
     except OSError as error:

@@ -11,21 +11,21 @@ from pathlib import Path
 from turnstile.errors import SandboxError
 from turnstile.sandboxes.base import Limits, Sandbox, Sandboxes
 
-STARTED = 30.0  # seconds within which a command's process must show, where there is a /proc to see it in
+STARTED = 30.0  # seconds to wait until a command's process appears in /proc, if there is one
 ENDED = 30.0  # seconds within which an ended command's processes must be gone
 
 
 class _Check:
-    """One provider under test; `found` collects the violations."""
+    """A provider under test. `found` collects the violations."""
 
     def __init__(self, provider: Sandboxes, template: Path) -> None:
         self.provider = provider
         self.template = template
         self.found: list[str] = []
 
-    def expect(self, holds: bool, otherwise: str) -> None:
+    def expect(self, holds: bool, violation: str) -> None:
         if not holds:
-            self.found.append(otherwise)
+            self.found.append(violation)
 
     async def commands(self, sandbox: Sandbox) -> None:
         result = await sandbox.exec(["sh", "-c", "echo out; echo err >&2; exit 3"])
@@ -98,65 +98,68 @@ class _Check:
     async def end(self, sandbox: Sandbox, other: Sandbox) -> None:
         mark = f"{secrets.randbelow(10**6) + 10**6}"
         running = asyncio.ensure_future(sandbox.exec(["sleep", mark], limits=Limits(seconds=60)))
-        await self.seen(mark)
+        await self.wait_until_seen(mark)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await self.gone(mark, "close: the process of a cancelled exec lives on")
+        await self.expect_gone(mark, "close: the process of a cancelled exec lives on")
         await sandbox.close()
         await self.check_refused(
             lambda: sandbox.exec(["true"]), SandboxError, "close: a closed sandbox still runs commands"
         )
         running = asyncio.ensure_future(other.exec(["sleep", mark], limits=Limits(seconds=60)))
-        await self.seen(mark)
+        await self.wait_until_seen(mark)
         await self.provider.close()
         await asyncio.gather(running, return_exceptions=True)
-        await self.gone(mark, "close: a process outlives its provider")
+        await self.expect_gone(mark, "close: a process outlives its provider")
         await self.check_refused(
             lambda: self.provider.start(self.template), SandboxError, "close: a closed provider still starts sandboxes"
         )
 
-    async def seen(self, mark: str) -> None:
+    async def wait_until_seen(self, mark: str) -> None:
         for _ in range(int(STARTED / 0.05)):
             if processes_with(mark):
                 return
             await asyncio.sleep(0.05)
 
-    async def gone(self, mark: str, otherwise: str) -> None:
+    async def expect_gone(self, mark: str, violation: str) -> None:
         for _ in range(int(ENDED / 0.05)):
             if not processes_with(mark):
                 return
             await asyncio.sleep(0.05)
-        self.found.append(otherwise)
+        self.found.append(violation)
 
     async def check_refused(
-        self, attempt: Callable[[], Awaitable[object]], error: type[Exception], otherwise: str
+        self, attempt: Callable[[], Awaitable[object]], error: type[Exception], violation: str
     ) -> None:
         try:
             await attempt()
         except error:
             return
         except Exception as other:
-            otherwise += f" (it raised {type(other).__name__}: {other})"
-        self.found.append(otherwise)
+            violation += f" (it raised {type(other).__name__}: {other})"
+        self.found.append(violation)
 
 
 def processes_with(argument: str) -> list[int]:
-    """Return the processes of this machine with `argument` on their command line; empty without /proc."""
+    """Return the ids of this machine's processes with `argument` on their command line.
+
+    Without /proc the list is empty.
+    """
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if argument.encode() in entry.read_bytes().split(b"\0"):
                 found.append(int(entry.parent.name))
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended meanwhile
+            continue  # it has just ended
     return found
 
 
 async def check_sandboxes(provider: Sandboxes, template: Path | None = None) -> list[str]:
-    """Test everything that the protocols of `sandboxes.base` promise; return the violations, one line each.
+    """Test what the protocols of `sandboxes.base` promise, and return the violations, one line each.
 
-    `template` is any folder (a small temporary one if None) and is only read. The provider is closed at the end. Takes
-    about five seconds. Unexpected exceptions propagate.
+    `template` is any folder and is only read (default: a small temporary one). The provider is closed at the end. The
+    check takes about five seconds. Unexpected exceptions propagate.
     """
     with tempfile.TemporaryDirectory() as folder:
         if template is None:

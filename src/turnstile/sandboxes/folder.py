@@ -1,6 +1,6 @@
-"""Sandboxes that are folders: private copies of a tree, in which a fork server runs commands.
+"""Sandboxes that are folders, each a private copy of a tree in which a fork server runs commands.
 
-The providers on one machine (`local`, `bubblewrap`) share this and differ in where their fork server runs.
+The providers `local` and `bubblewrap` share this code and differ in where their fork servers run.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ from turnstile.sandboxes.forkserver import ForkServer, base_environment
 
 PREFIX = "turnstile-sandboxes-"
 NOT_COPIED = frozenset({".git", ".hg", ".tox", ".venv", ".pytest_cache", ".mypy_cache"})
-"""Names never copied: history, which may hold the answer, and what tools leave behind."""
-PLENTY = 4 << 30  # bytes free
-MAKING = 300.0  # seconds; making a home takes a few milliseconds
+"""Names that are never copied: version history, which may hold the answer, and what tools leave behind."""
+PLENTY = 4 << 30  # bytes that must be free in shared memory for it to be used
+MAKING = 300.0  # seconds after which a home without a lock is abandoned; making one takes a few milliseconds
 SHORT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO, errno.EROFS})
-"""What a machine says that is short of something or broken, whatever was asked of it."""
-CHECKED_HASH = b"\x03\0\0\0"  # the flags of byte code that Python checks against its source's hash (PEP 552)
+"""Errors of a machine that has run out of something or is broken, whatever the request."""
+CHECKED_HASH = b"\x03\0\0\0"  # header flags of byte code that Python checks by its source's hash (PEP 552)
 _log = logging.getLogger(__name__)
 
 
 class FolderSandbox:
-    """One private copy of a template: `folder/work` is its root, `folder/scratch` its HOME and TMPDIR."""
+    """A private copy of a template in `folder/work`, which is its root.
+
+    HOME and TMPDIR of its commands are `scratch` (default: `folder/scratch`).
+    """
 
     def __init__(
         self,
@@ -60,23 +63,26 @@ class FolderSandbox:
     async def exec(
         self, argv: Sequence[str], *, limits: Limits | None = None, env: Mapping[str, str] | None = None
     ) -> ExecResult:
-        """Run a command in the root. `env` is added to a plain environment without the caller's variables."""
+        """Run a command in the root. Its environment is `env` added to a plain one that inherits only PATH."""
         self._check()
         environment = {**self._environment, **(env or {})}
         return await self._server.run(argv, cwd=self.root, env=environment, limits=limits or self._limits)
 
     async def read(self, path: str) -> bytes:
-        """Return a file's bytes. Raises ValueError outside the root, FileNotFoundError, IsADirectoryError."""
+        """Return a file's bytes.
+
+        Raises FileNotFoundError, IsADirectoryError, and ValueError if the path leaves the root or is not a plain file.
+        """
         self._check()
         return await asyncio.to_thread(read_inside, self.root, path)
 
     async def write(self, path: str, data: bytes) -> None:
-        """Create or replace a file and its folders. Raises ValueError outside the root."""
+        """Create or replace a file, and create its folders if needed. Raises ValueError if the path leaves the root."""
         self._check()
         await asyncio.to_thread(write_inside, self.root, path, data)
 
     async def snapshot(self) -> Path:
-        """Return a copy of the current files, kept until the provider closes."""
+        """Return a folder with a copy of the current files, kept until the provider closes."""
         self._check()
         target = self._snapshots()
         await copy_whole(self.root, target)
@@ -96,19 +102,19 @@ class FolderSandbox:
 
 
 class Home:
-    """The folder of a provider's sandboxes and snapshots.
+    """The folder that holds a provider's sandboxes and snapshots.
 
-    It is locked while its provider lives, so that a later process can detect and remove what a killed one left.
+    It stays locked while the provider lives, so that a later process can detect and remove what a killed process left.
     """
 
     def __init__(self, root: Path | str | None) -> None:
-        parent = default_parent() if root is None else Path(root)  # from a recipe it is a string
+        parent = default_parent() if root is None else Path(root)  # a recipe gives a string
         parent.mkdir(parents=True, exist_ok=True)
         sweep(parent)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)).resolve()
         self._lock: IO[str] | None = (self.path / "lock.new").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        (self.path / "lock.new").rename(self.path / "lock")  # a sweep finds it locked or not at all
+        (self.path / "lock.new").rename(self.path / "lock")  # so that a sweep finds it locked or not at all
         self._numbers = itertools.count()
 
     def new_sandbox(self) -> Path:
@@ -128,9 +134,9 @@ class Home:
 
 
 def default_parent() -> Path:
-    """Return shared memory if it is large and programs may run from it, else the temporary folder.
+    """Return /dev/shm if it has enough free space and programs may run from it, else the temporary folder.
 
-    Copies into shared memory take a quarter of the time.
+    Copying into shared memory takes a quarter of the time.
     """
     memory = Path("/dev/shm")
     if os.access(memory, os.W_OK):
@@ -141,25 +147,28 @@ def default_parent() -> Path:
 
 
 def sweep(parent: Path) -> int:
-    """Remove the homes of dead providers and return their number. A home that cannot be removed stays."""
+    """Remove the homes of dead providers and return how many were removed.
+
+    A home that cannot be removed stays.
+    """
     removed = 0
     for home in parent.glob(PREFIX + "*"):
         try:
-            with _lock_of(home) as lock:
+            with _open_lock(home) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 remove_tree(home)
                 removed += 1
         except (BlockingIOError, FileNotFoundError, PermissionError, NotADirectoryError):
-            continue  # in use, just being made or removed, another user's, or no home
+            continue  # in use, being made or removed, another user's, or not a home
         except OSError as error:
             _log.warning("%s, left by a process that is no more, cannot be removed: %s", home, error)
     return removed
 
 
-def _lock_of(home: Path) -> IO[str]:
-    """Open a home's lock file. A home that has lacked one for a while gets one: its maker was killed too early.
+def _open_lock(home: Path) -> IO[str]:
+    """Open a home's lock file, creating it if the home's maker was evidently killed before it did.
 
-    Raises FileNotFoundError for a home that its maker may be about to lock.
+    Raises FileNotFoundError for a new home without a lock file, since its maker may be about to create it.
     """
     try:
         return (home / "lock").open("r+")
@@ -171,7 +180,7 @@ def _lock_of(home: Path) -> IO[str]:
 
 @contextmanager
 def short_machine(folder: Path) -> Iterator[None]:
-    """Turn errors of a full or failing machine, on writing to `folder`, into SandboxError."""
+    """Turn an OSError that means a full or failing machine into SandboxError; `folder` is being written to."""
     try:
         yield
     except OSError as error:
@@ -183,18 +192,18 @@ def short_machine(folder: Path) -> Iterator[None]:
 
 
 async def copy_whole(source: Template, target: Path) -> None:
-    """Copy a tree in a thread (see `copy_tree`), and remove the copy if that fails or is cancelled."""
+    """Copy a tree in a thread (see `copy_tree`), and remove the copy if copying fails or is cancelled."""
     copying = asyncio.get_running_loop().run_in_executor(None, copy_tree, source, target)
     try:
         await asyncio.shield(copying)
     except BaseException:
-        await asyncio.wait([copying])  # its thread goes on when this is cancelled
+        await asyncio.wait([copying])  # cancelling this does not stop the thread
         await asyncio.to_thread(remove_tree, target)
         raise
 
 
 def as_folder(template: Template) -> Path:
-    """Return the template as a folder. Raises SandboxError if it is not one."""
+    """Return the template as a folder. Raises SandboxError if it is an image or there is no such folder."""
     if isinstance(template, Image):
         raise SandboxError(f"the image {template.name} cannot be started here; choose sandbox kind 'container'")
     if not template.is_dir():
@@ -203,22 +212,22 @@ def as_folder(template: Template) -> Path:
 
 
 def both_names(paths: Iterable[Path]) -> tuple[str, ...]:
-    """Return the paths as given and with links resolved."""
+    """Return the paths as given and with links resolved, without repetitions."""
     return tuple(dict.fromkeys(name for path in paths for name in (str(path), str(path.resolve()))))
 
 
 def on_shelf(deps: Path | None, shelf: Path | None) -> Path | None:
-    """Return `deps` if it is a folder directly in `shelf`, else None: nothing else is shown."""
+    """Return `deps` if it is a folder directly in `shelf`, else None. A link does not count as a folder."""
     if deps is None or shelf is None or deps.name in ("", "..") or deps.parent != shelf:
         return None
     return deps if deps.is_dir() and not deps.is_symlink() else None
 
 
 def walk_tree(source: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield what a copy of a folder holds: (kind, path, path below `source`), each folder before its contents.
+    """Yield (kind, path, path below `source`) for everything that a copy of a folder holds.
 
-    The kinds are folder, file and link (a symbolic one that stays inside). `NOT_COPIED`, links that leave the tree and
-    special files are left out.
+    A folder comes before its contents. The kinds are folder, file and link (a relative symbolic link that stays
+    inside). Names in `NOT_COPIED`, other links and special files are left out.
     """
     top = os.path.realpath(source)
     pending = [(top, "")]
@@ -241,10 +250,10 @@ def walk_tree(source: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def copy_tree(source: Template, target: Path) -> None:
-    """Copy what `walk_tree` yields into `target`, which must be empty or missing, without stale byte code.
+    """Copy what `walk_tree` yields into `target`, which must be empty or missing.
 
-    All byte code that is not checked by hash could be stale. Raises SandboxError if `source` is not a folder or the
-    machine is out of space.
+    Byte code that is not checked by hash is left out, since it could be stale. Raises SandboxError if `source` is not a
+    folder or the machine is out of space.
     """
     source = as_folder(source)
     with short_machine(target):
@@ -260,9 +269,10 @@ def copy_tree(source: Template, target: Path) -> None:
 
 
 def copy_file(source: str, target: str) -> None:
-    """Copy content and permissions, except byte code that is not checked against its source's hash.
+    """Copy a file's content and permissions, but skip byte code that may be stale.
 
-    Files are small and many, so this makes few system calls: it takes about a third of the time of `shutil.copy`.
+    Templates hold many small files, so this makes few system calls: it takes about a third of the time of
+    `shutil.copy`.
     """
     with open(source, "rb", buffering=0) as file:
         status = os.fstat(file.fileno())
@@ -278,12 +288,15 @@ def copy_file(source: str, target: str) -> None:
 
 
 def may_be_stale(path: str, data: bytes) -> bool:
-    """Return whether a file is byte code that is validated by its source's time of change, which copies do not keep."""
+    """Return whether a file is byte code that Python does not check against its source's hash.
+
+    Python usually checks it by the source's modification time, which copies do not keep.
+    """
     return path.endswith(".pyc") and data[4:8] != CHECKED_HASH
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a tree, even if its folders are not writable."""
+    """Remove a tree if it exists, even if its folders are not writable."""
     if not folder.exists():
         return
     try:
@@ -299,12 +312,15 @@ def remove_tree(folder: Path) -> None:
 
 
 def is_inside(top: str, path: str) -> bool:
-    """Return whether a real path is `top` or lies below it."""
+    """Return whether `path`, a real path, is `top` or lies below it."""
     return path == top or path.startswith(top + os.sep)
 
 
 def resolve_inside(root: Path, path: str) -> str:
-    """Return the real path of `path` below `root`. Raises ValueError if it leaves the root, links followed."""
+    """Return the real path of `path`, which is relative to `root`.
+
+    Raises ValueError if it is absolute or, after following links, leaves the root.
+    """
     top = os.path.realpath(root)
     real = os.path.realpath(os.path.join(top, path))
     if os.path.isabs(path) or "\0" in path or not is_inside(top, real):
@@ -313,7 +329,10 @@ def resolve_inside(root: Path, path: str) -> str:
 
 
 def read_inside(root: Path, path: str) -> bytes:
-    """Read a plain file below `root`. Raises ValueError if the path is outside it or not a plain file."""
+    """Return the bytes of a plain file below `root`.
+
+    Raises ValueError if the path leaves the root or is not a plain file.
+    """
     descriptor = os.open(resolve_inside(root, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe or a device would never end
@@ -322,9 +341,9 @@ def read_inside(root: Path, path: str) -> bytes:
 
 
 def write_inside(root: Path, path: str, data: bytes) -> None:
-    """Write by replacing the file, so that no link made by the agent redirects the write.
+    """Write a file below `root` by replacing it, so that no link made by the agent redirects the write.
 
-    Raises ValueError outside the root, SandboxError if the machine is out of space.
+    Raises ValueError if the path leaves the root, and SandboxError if the machine is out of space.
     """
     real = resolve_inside(root, path)
     with short_machine(root):

@@ -1,15 +1,15 @@
-"""The fork server: one preloaded Python process that forks commands on request.
+"""The fork server, a preloaded Python process that forks commands on request.
 
-Run as a script, with the standard library alone, by `turnstile.sandboxes.forkserver`. Standard input is a unix socket.
-Each message on it is one byte with one file descriptor: a connection for a single request. A request and its answer are
-JSON after a four-byte length.
+`turnstile.sandboxes.forkserver` runs it as a script that needs only the standard library. Standard input is a Unix
+socket. Each message on it is one byte and a file descriptor, which is a connection for a single request. A request and
+its answer are JSON after a four-byte length.
 
-    server --fork--> warden (one a request: limits, clock, answer) --fork--> the command (own session)
+    server --fork--> warden (one per request: limits, clock, answer) --fork--> the command (own session)
 
-The warden ends the command's whole process tree when the command ends, when its time is up, when the client hangs up
-(so also when the client is killed) and when the server dies. On Linux orphans are reparented to the warden
+The warden kills the command's whole process tree when the command ends, when its time is up, when the client hangs up
+(even because it was killed) and when the server dies. On Linux, orphans are reparented to the warden
 (PR_SET_CHILD_SUBREAPER), so a process that left the process group is found too; elsewhere only the process group is
-ended.
+killed.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ PR_SET_CHILD_SUBREAPER = 36
 ADDR_NO_RANDOMIZE = 0x0040000
 TIMED_OUT = 124
 NOT_FOUND = 127
-TICK = 0.1  # seconds between two looks at the number of processes
+TICK = 0.1  # seconds between two counts of the processes
 
 BASE_PATH: list[str] = []
-KEEP: set[str] = set()  # preloaded packages that a working folder may not replace
-PROGRAMS: dict[str, types.CodeType] = {}  # of preloaded modules: their files may change while we serve
+KEEP: set[str] = set()  # names of preloaded packages, which a working folder may not replace
+PROGRAMS: dict[str, types.CodeType] = {}  # code of preloaded modules, whose files may change later
 
 
 def prctl(option: int, value: int) -> None:
-    """Set an option of this process, on Linux."""
+    """Set an option of this process on Linux; do nothing elsewhere."""
     if LINUX:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
@@ -59,12 +59,12 @@ def prctl(option: int, value: int) -> None:
 def fix_addresses() -> None:
     """Restart this process without address space randomisation, if the kernel allows it.
 
-    Until Python 3.12 the hash of None is its address, so the order of a set, and with it the ids of tests, would differ
-    from server to server.
+    Before Python 3.12 the hash of None is its address, so the order of a set, and with it the ids of tests, would
+    differ between servers.
     """
     if LINUX:
         personality = ctypes.CDLL(None).personality
-        old = personality(0xFFFFFFFF)  # only asks
+        old = personality(0xFFFFFFFF)  # only a query
         if old != -1 and not old & ADDR_NO_RANDOMIZE:
             personality(old | ADDR_NO_RANDOMIZE)
             if personality(0xFFFFFFFF) & ADDR_NO_RANDOMIZE:
@@ -72,7 +72,7 @@ def fix_addresses() -> None:
 
 
 def preload(names: list[str]) -> None:
-    """Import `names`; `package.*` imports every module of a package."""
+    """Import the modules in `names`, where `package.*` stands for every module of a package."""
     for name in names:
         KEEP.add(name.partition(".")[0])
         if name.endswith(".*"):
@@ -87,21 +87,24 @@ def preload(names: list[str]) -> None:
 
 
 def prefer(folder: str) -> None:
-    """Import Turnstile from `folder`, as the client does: only its PYTHONPATH may have named it."""
+    """Make sure that Turnstile is imported from `folder`, as it is in the client.
+
+    The client may have found it through its own PYTHONPATH, which this process does not inherit.
+    """
     spec = importlib.util.find_spec("turnstile")
     if spec is None or spec.origin is None or os.path.dirname(os.path.dirname(spec.origin)) != folder:
         sys.path.insert(0, folder)
 
 
 def serve() -> None:
-    """Serve requests from the control socket until it is closed."""
+    """Serve the requests that arrive on the control socket until it is closed."""
     control = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # wardens need no reaping
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that ended wardens need not be waited for
     prefer(sys.argv[1])
     BASE_PATH.extend(entry for entry in sys.path if entry)
     preload(sys.argv[2:])
@@ -123,7 +126,7 @@ def serve() -> None:
 
 
 def ward(connection: socket.socket, life: int) -> NoReturn:
-    """Handle one request from start to answer, in a process of its own."""
+    """Handle one request in a process of its own, which then exits."""
     code = 0
     try:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -133,7 +136,7 @@ def ward(connection: socket.socket, life: int) -> NoReturn:
             if answer is not None:
                 send(connection, answer)
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the client left: the answer is not needed
+        pass  # the client has gone, so nothing needs the answer
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -143,7 +146,7 @@ def ward(connection: socket.socket, life: int) -> NoReturn:
 
 
 def receive(connection: socket.socket) -> Any:
-    """Return the next message of a connection; None where it has ended."""
+    """Return the next message of a connection, or None if the connection has ended."""
     stream = connection.makefile("rb")
     head = stream.read(4)
     if len(head) < 4:
@@ -152,13 +155,13 @@ def receive(connection: socket.socket) -> Any:
 
 
 def send(connection: socket.socket, answer: dict[str, Any]) -> None:
-    """Send a message."""
+    """Send a message over a connection."""
     body = json.dumps(answer).encode()
     connection.sendall(struct.pack(">I", len(body)) + body)
 
 
 def supervise(request: dict[str, Any], connection: socket.socket, life: int) -> dict[str, Any] | None:
-    """Run the command under its limits; return None if the client has gone."""
+    """Run the command under its limits and return the answer, or None if the client or the server has gone."""
     if not os.path.isdir(request["cwd"]):
         return {"error": f"the working folder {request['cwd']} is gone"}
     limits = request["limits"]
@@ -183,7 +186,7 @@ def supervise(request: dict[str, Any], connection: socket.socket, life: int) -> 
         if fault_text:
             return {"error": fault_text}
         code = os.waitstatus_to_exitcode(status)
-        if verdict == "crowd":  # the command's own doing, and not to be taken for the kernel's out-of-memory kill
+        if verdict == "crowd":  # caused by the command, and not to be mistaken for an out-of-memory kill
             code = -signal.SIGTERM
         spent = usage.ru_utime + usage.ru_stime >= limits["cpu_seconds"]
         timed_out = verdict == "time" or code == -signal.SIGXCPU or (code == -signal.SIGKILL and spent)
@@ -197,12 +200,16 @@ def supervise(request: dict[str, Any], connection: socket.socket, life: int) -> 
 
 
 def watch(
-    child: int, started: float, limits: dict[str, Any], ears: tuple[int, int, int]
+    child: int, started: float, limits: dict[str, Any], watched: tuple[int, int, int]
 ) -> tuple[int, resource.struct_rusage, str]:
-    """Wait for the command's end, and end it if a limit, the client or the server requires that."""
-    connection, life, bell = ears
+    """Wait until the command ends, or kill it if a limit is exceeded or the client or the server has gone.
+
+    Returns its wait status, its resource usage and why it was killed: "time", "crowd" (too many processes),
+    "abandoned", or "" if it ended on its own.
+    """
+    connection, life, bell = watched
     poll = select.poll()
-    for descriptor in ears:
+    for descriptor in watched:
         poll.register(descriptor, select.POLLIN)
     verdict = ""
     next_count = started + TICK
@@ -229,7 +236,7 @@ def watch(
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the ids of the processes that a process started."""
+    """Return the ids of a process's children; none if the process has ended."""
     found: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -241,7 +248,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def count_tree(pid: int) -> int:
-    """Return the number of processes below `pid`."""
+    """Return the number of descendants of the process `pid`; 0 on systems other than Linux."""
     if not LINUX:
         return 0
     below = children_of(pid)
@@ -249,21 +256,24 @@ def count_tree(pid: int) -> int:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a process and its group."""
+    """Kill a process and its process group."""
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):  # not a group leader yet, or gone
             kill(pid, signal.SIGKILL)
 
 
 def kill_tree(child: int) -> None:
-    """End the processes that the command left: its process group, and on Linux every orphan reparented to us."""
+    """Kill what the command left running: its process group and, on Linux, orphans reparented to this process."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     wait_for_all(kill=True)
 
 
 def wait_for_all(kill: bool = False) -> None:
-    """Wait until no child is left; with `kill`, end them and their orphans in turn."""
+    """Wait until this process has no children left.
+
+    With `kill`, and on Linux, kill the children and then the orphans that they leave.
+    """
     while True:
         if kill and LINUX:
             for pid in children_of(os.getpid()):
@@ -275,7 +285,10 @@ def wait_for_all(kill: bool = False) -> None:
 
 
 def text_of(file: Any, limit: int) -> str:
-    """Return the head and the tail of a text, `limit` characters together, and the number of characters left out."""
+    """Return a file's text; if it is longer than `limit` characters, only its head and tail.
+
+    The number of characters left out is noted between the two.
+    """
     file.seek(0)
     text: str = file.read().decode(errors="replace")
     if len(text) <= limit:
@@ -286,7 +299,7 @@ def text_of(file: Any, limit: int) -> str:
 
 
 def become(request: dict[str, Any], out: int, err: int, fault: int) -> NoReturn:
-    """Turn this new fork into the command."""
+    """Turn this newly forked process into the command."""
     try:
         enter(request, out, err, fault)
     except BaseException:
@@ -308,7 +321,7 @@ def become(request: dict[str, Any], out: int, err: int, fault: int) -> NoReturn:
 
 
 def enter(request: dict[str, Any], out: int, err: int, fault: int) -> None:
-    """Set session, signals, files, limits, folder and environment for the command."""
+    """Set up the session, signals, standard streams, limits, folder and environment of the command."""
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.set_wakeup_fd(-1)
@@ -322,7 +335,7 @@ def enter(request: dict[str, Any], out: int, err: int, fault: int) -> None:
     limits = request["limits"]
     cpu = max(1, int(-(-limits["cpu_seconds"] // 1)))
     cap(resource.RLIMIT_CPU, cpu, cpu + 2)
-    if LINUX:  # elsewhere the kernel refuses it or does not keep it
+    if LINUX:  # other kernels refuse this limit or do not enforce it
         cap(resource.RLIMIT_AS, limits["memory_mb"] << 20)
     cap(resource.RLIMIT_FSIZE, limits["file_mb"] << 20)
     cap(resource.RLIMIT_CORE, 0)
@@ -334,7 +347,7 @@ def enter(request: dict[str, Any], out: int, err: int, fault: int) -> None:
 
 
 def cap(what: int, soft: int, hard: int | None = None) -> None:
-    """Lower one limit, never above the current maximum of this process."""
+    """Set a resource limit of this process, but never above its current maximum."""
     ceiling = resource.getrlimit(what)[1]
     top = soft if hard is None else hard
     if ceiling != resource.RLIM_INFINITY:
@@ -343,7 +356,7 @@ def cap(what: int, soft: int, hard: int | None = None) -> None:
 
 
 def run_module(argv: list[str], cwd: str, env: dict[str, str]) -> int:
-    """Do in this process what `python -m MODULE args...` does; return the exit code."""
+    """Do in this process what `python -m MODULE ARGS...` does, and return the exit code."""
     sys.stdin = sys.__stdin__ = os.fdopen(0, encoding="utf-8")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", errors="surrogateescape")  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = os.fdopen(  # type: ignore[misc]
@@ -374,14 +387,14 @@ def run_module(argv: list[str], cwd: str, env: dict[str, str]) -> int:
         sys.stderr.flush()
     except BaseException:
         traceback.print_exc()
-        code = code or 120  # what Python itself exits with when flushing fails
+        code = code or 120  # the exit code of Python itself when flushing fails
     return code
 
 
 def forget_shadowed(folders: list[str]) -> None:
-    """Drop preloaded modules that the working folder has too, so that the folder's are imported.
+    """Drop preloaded modules that one of `folders` also has, so that the folder's own are imported.
 
-    Modules of the standard library stay, as in any running Python, and so do the modules named by `preload`.
+    Modules of the standard library stay, as in any running Python, and so do packages named by `preload`.
     """
     own = {entry.partition(".")[0] for folder in folders if os.path.isdir(folder) for entry in os.listdir(folder)}
     shadowed = own - KEEP - sys.stdlib_module_names - set(sys.builtin_module_names)

@@ -1,7 +1,7 @@
-"""The client of the fork server `turnstile.sandboxes.forker`, one preloaded Python process that forks commands.
+"""The client of the fork server `turnstile.sandboxes.forker`, a preloaded Python process that forks commands.
 
-`python -m MODULE ...` costs a fork instead of an interpreter start and its imports; any other command is executed by
-the same warden processes under the same limits.
+`python -m MODULE ...` costs a fork instead of an interpreter start and its imports. Any other command is executed by
+the same kind of warden process, under the same limits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import turnstile
 from turnstile.errors import SandboxError
 from turnstile.sandboxes.base import ExecResult, Limits
 
-GRACE = 15.0  # seconds past its own limit after which a silent server is given up
+GRACE = 15.0  # seconds past a command's own limit after which a silent server is given up
 SERVER = Path(__file__).with_name("forker.py")
 SOURCE = Path(turnstile.__file__).parent.parent
 QUIET = {
@@ -45,25 +45,30 @@ QUIET = {
 
 
 def base_environment(scratch: Path | str) -> dict[str, str]:
-    """Return a command's environment: no variable of the caller, and a PATH that finds this Python first."""
+    """Return a command's environment, which inherits only PATH from this process, with this Python's folder first."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     return {**QUIET, "PATH": path, "HOME": str(scratch), "TMPDIR": str(scratch)}
 
 
 def is_forkable(argv: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Return whether a command is `python -m MODULE ...` without options that a running Python cannot adopt."""
+    """Return whether the fork server can run a command by forking, without starting an interpreter.
+
+    It can if the command is `python -m MODULE ...` and `env` has no PYTHON* variable that a running Python cannot
+    adopt.
+    """
     settings = {name for name in env if name.startswith("PYTHON")} - {"PYTHONPATH"}
     usual = all(env[name] == QUIET.get(name) for name in settings)
     return usual and len(argv) > 2 and argv[0] in ("python", sys.executable) and argv[1] == "-m"
 
 
 class ForkServer:
-    """A fork server that runs at most `workers` commands at once, started when first needed.
+    """A fork server, started when first needed, that runs at most `workers` commands at once in one event loop.
 
-    `preload` names what the server imports before it serves; `package.*` is every module of a package. If the server
-    dies, the requests in flight raise SandboxError, and the next one starts a new server. The server and everything it
-    runs end with `close`, with this object and with this process, however it ends. `wrapper` is put before the server's
-    command line (bubblewrap); `scratch` is a folder for the server's temporary files that exists where it runs.
+    `preload` names modules that the server imports before it serves; `package.*` is every module of a package. If the
+    server dies, the requests in flight raise SandboxError, and the next request starts a new server. The server and
+    everything it runs end with `close`, with this object and with this process, however it ends. `wrapper` is put
+    before the server's command line (bubblewrap); `scratch` is a folder for the server's temporary files, which must
+    exist where the server runs.
 
     Cancelling `run` ends its command. Code that kills its own warden (its parent process) causes SandboxError.
     """
@@ -95,7 +100,10 @@ class ForkServer:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     async def run(self, argv: Sequence[str], *, cwd: Path | str, env: Mapping[str, str], limits: Limits) -> ExecResult:
-        """Run one command in `cwd` with exactly `env`. Raises SandboxError if server or folder are gone."""
+        """Run one command in `cwd` with exactly the environment `env`.
+
+        Raises SandboxError if the server fails or `cwd` is gone, and ValueError for an empty command.
+        """
         if not argv:
             raise ValueError("an empty command")
         request = {
@@ -148,7 +156,7 @@ class ForkServer:
             if old is not None:
                 old.close()
         ours, theirs = socket.socketpair()
-        self._log = log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the server's life
+        self._log = log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the server runs
         try:
             self._process = subprocess.Popen(
                 self._command,
@@ -157,7 +165,7 @@ class ForkServer:
                 stderr=log.fileno(),
                 env=self._environment,
                 cwd="/",
-                start_new_session=True,  # an interrupt at the terminal is for the trainer, which then closes us
+                start_new_session=True,  # so that only the trainer gets an interrupt from the terminal
             )
         except OSError as error:
             ours.close()
@@ -175,7 +183,7 @@ class ForkServer:
             socket.send_fds(self._control, [b"+"], [theirs.fileno()])
         except OSError:
             ours.close()
-            raise SandboxError(self._obituary()) from None
+            raise SandboxError(self._failure_reason()) from None
         finally:
             theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -185,16 +193,16 @@ class ForkServer:
             size = struct.unpack(">I", await reader.readexactly(4))[0]
             answer: dict[str, Any] = json.loads(await reader.readexactly(size))
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise SandboxError(self._obituary()) from None
+            raise SandboxError(self._failure_reason()) from None
         finally:
             writer.close()
         return answer
 
-    def _obituary(self) -> str:
-        """Return why a request got no answer, as far as that is known."""
+    def _failure_reason(self) -> str:
+        """Return why a request got no answer, as far as is known."""
         if self._log is None:
             return "the fork server was closed while a command ran"
-        size = os.fstat(self._log.fileno()).st_size  # read in place: the server shares the file's offset
+        size = os.fstat(self._log.fileno()).st_size  # pread, since the server shares the file's offset
         text = os.pread(self._log.fileno(), 4096, max(0, size - 4096)).decode(errors="replace")
         last = text.strip().splitlines()[-1:]
         code = self._process.poll() if self._process is not None else None

@@ -1,6 +1,6 @@
-"""Sandboxes for trusted code: private folders and resource limits, without isolation from the machine.
+"""Sandboxes for trusted code, with private folders and resource limits but no isolation from the machine.
 
-Code in them can read and write whatever this user can. For code written freely by a model use `bubblewrap` or a
+Their code can read and write whatever this user can. For code written freely by a model, use `bubblewrap` or a
 container.
 """
 
@@ -20,11 +20,12 @@ from turnstile.sandboxes.forkserver import ForkServer
 
 
 class LocalSandboxes:
-    """Private copies of a template, all served by one fork server with `workers` commands at once.
+    """A provider of private copies of a template, all served by one fork server.
 
-    `limits` apply to commands without their own; `preload` names modules that the server imports once, so that commands
-    need not (`package.*` is every module of a package); `root` is the parent folder of the copies (by default shared
-    memory or the temporary folder). `limits.processes` is checked ten times a second; the network is open.
+    At most `workers` commands run at once. `preload` names modules that the server imports once, so that commands need
+    not (`package.*` is every module of a package). `limits` apply to commands without their own; `root` is the parent
+    folder of the copies (default: shared memory or the temporary folder). `limits.processes` is checked ten times a
+    second, and only on Linux. Commands can use the network.
     """
 
     def __init__(
@@ -42,9 +43,9 @@ class LocalSandboxes:
         self._finalizer = weakref.finalize(self, self._home.remove)
 
     async def start(self, template: Template, *, deps: Path | None = None) -> FolderSandbox:
-        """Start a private copy of `template`; `deps` can be read like everything else.
+        """Start a sandbox with a private copy of `template`. Commands can read `deps` like everything else.
 
-        Raises SandboxError if there is no such folder, or no space.
+        Raises SandboxError if there is no such folder, if space runs out or if the provider is closed.
         """
         if not self._finalizer.alive:
             raise SandboxError("these sandboxes were closed")

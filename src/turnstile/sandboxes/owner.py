@@ -1,4 +1,4 @@
-"""The process that owns a container, identified so that a reused process id is not mistaken for it."""
+"""Labels that identify the process that owns a container, even after its process id is reused."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ def owner_labels() -> dict[str, str]:
 
 
 def is_gone(labels: Mapping[str, str]) -> bool:
-    """Return whether the labelled process has ended; False for one of another machine, which cannot be checked."""
+    """Return whether the process that `labels` identify has ended.
+
+    Returns False for a process of another machine, which cannot be checked, and for labels without a process id.
+    """
     if labels.get(HOST) != host_name() or not labels.get(PID, "").isdigit():
         return False
     return start_time(int(labels[PID])) != labels.get(STARTED)
 
 
 def host_name() -> str:
-    """Return the name of this machine, and on Linux its PID namespace, in which process ids are unique."""
+    """Return the name of this machine and, on Linux, the PID namespace in which process ids are unique."""
     try:
         return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
     except FileNotFoundError:
@@ -34,7 +37,7 @@ def host_name() -> str:
 
 
 def start_time(pid: int) -> str | None:
-    """Return when a process of this machine started, as a string to compare; None if there is no such process."""
+    """Return when a process of this machine started, as text to compare, or None if it is not running."""
     if Path("/proc/self/stat").exists():
         try:
             fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

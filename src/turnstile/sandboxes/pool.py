@@ -1,4 +1,4 @@
-"""A pool of resources that are slow to start: some are kept ready, few start at once, failures back off."""
+"""A pool of slow-starting resources, which keeps some ready, limits parallel starts and backs off after failures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Member(Protocol):
     async def alive(self) -> bool: ...
 
     async def end(self) -> None:
-        """End the member. Never fails: what cannot be ended now is left to a later sweep."""
+        """End the member. Never raises an error: what cannot be ended now is left to a later sweep."""
         ...
 
 
@@ -33,19 +33,19 @@ M = TypeVar("M", bound=Member)
 
 @dataclass(frozen=True, slots=True)
 class _Gates:
-    """The synchronisation primitives of one event loop."""
+    """The semaphores of one event loop: for members in use and for members that are starting."""
 
     places: asyncio.Semaphore
     starts: asyncio.Semaphore
 
 
 class Pool(Generic[K, M]):
-    """A pool that hands out fresh members: at most `most` are in use, and `warm` more are kept ready.
+    """A pool that hands out fresh members: at most `most` are in use, and up to `warm` more are kept ready.
 
-    Members have kinds, of which `start` makes one; those kept ready are of the kinds requested last. At most `starts`
-    are being started at a time. After a failed start all starts wait, twice as long each time up to `longest` seconds,
-    and one is given up after `tries`. A request that finds no free place waits up to `patience` seconds. A pool may be
-    used from one event loop after another, not from two at once.
+    Members have kinds, and `start` starts one of a kind. The kinds kept ready are those requested last. At most
+    `starts` members are being started at a time. After a failed start all starts wait, at first `pause` seconds and
+    then twice as long each time, up to `longest` seconds. A request fails after `tries` failed starts, or if no place
+    is free within `patience` seconds. A pool may be used from one event loop after another, but not from two at once.
     """
 
     def __init__(
@@ -79,15 +79,16 @@ class Pool(Generic[K, M]):
 
     @property
     def ready(self) -> int:
-        """The number of members that are ready."""
+        """The number of members that are kept ready."""
         return len(self._spares)
 
     async def take(self, kind: K, *, spares: bool = True) -> M:
-        """Return a live member, a ready one if possible, unless no `spares` of this kind are kept.
+        """Return a live member of a kind, preferably one that is kept ready.
 
-        `leave` returns its place. Raises SandboxError if none can be had.
+        With `spares` false a new one is started, and none of this kind is kept ready. Call `leave` when the member has
+        ended. Raises SandboxError if no place becomes free in time or no member can be started.
         """
-        gates = self._gates_now()
+        gates = self._current_gates()
         try:
             async with asyncio.timeout(self._patience):
                 await gates.places.acquire()
@@ -97,7 +98,7 @@ class Pool(Generic[K, M]):
             ) from None
         try:
             if spares:
-                self._end_behind(self._spares.ask(kind))
+                self._end_in_background(self._spares.ask(kind))
             while spares and (member := self._spares.take(kind)) is not None:
                 if await member.alive():
                     return member
@@ -112,7 +113,7 @@ class Pool(Generic[K, M]):
 
     def leave(self) -> None:
         """Free the place of a member that has ended."""
-        self._gates_now().places.release()
+        self._current_gates().places.release()
 
     async def close(self) -> None:
         """End the members that are ready or starting."""
@@ -120,16 +121,16 @@ class Pool(Generic[K, M]):
         for task in tuple(self._warming):
             task.cancel()
         await asyncio.gather(*self._warming, return_exceptions=True)
-        self._end_behind(self._spares.empty())
+        self._end_in_background(self._spares.empty())
         await asyncio.gather(*self._ending)
 
-    def _gates_now(self) -> _Gates:
+    def _current_gates(self) -> _Gates:
         loop = asyncio.get_running_loop()
         if loop not in self._gates:
             self._gates[loop] = _Gates(asyncio.Semaphore(self._most), asyncio.Semaphore(self._starts))
         return self._gates[loop]
 
-    def _end_behind(self, members: list[M]) -> None:
+    def _end_in_background(self, members: list[M]) -> None:
         for member in members:
             task = asyncio.ensure_future(member.end())
             self._ending.add(task)
@@ -137,7 +138,7 @@ class Pool(Generic[K, M]):
 
     def _refill(self, kind: K) -> None:
         if self._failures or self._closed:
-            return  # the next start finds out whether that has changed
+            return  # the next requested start shows whether starts succeed again
         for _ in range(self._spares.missing - len(self._warming)):
             task = asyncio.ensure_future(self._warm_one(kind))
             self._warming.add(task)
@@ -156,7 +157,7 @@ class Pool(Generic[K, M]):
 
     async def _start(self, kind: K, tries: int) -> M:
         while True:
-            async with self._gates_now().starts:
+            async with self._current_gates().starts:
                 await asyncio.sleep(max(0.0, self._not_before - time.monotonic()))
                 try:
                     member = await self._start_one(kind)

@@ -1,4 +1,4 @@
-"""Spare resources that are kept ready, by kind."""
+"""Spare resources of several kinds that are kept ready."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K")
 M = TypeVar("M")
-REMEMBERED = 8  # requests for each spare
+REMEMBERED = 8  # requests remembered per spare
 
 
 class Spares(Generic[K, M]):
-    """Up to `most` members of different kinds.
+    """At most `most` spare members of different kinds.
 
-    A request for a kind without a ready member takes one place from the kind requested longest ago, so that a few
-    alternating kinds share the places and a run of one kind takes them all. Kinds that are no longer requested lose
-    their places. The owner starts and ends members.
+    A request for a kind without a ready member frees a place of the kind requested longest ago, so that a few
+    alternating kinds share the places and repeated requests for one kind take them all. Kinds that are no longer
+    requested lose their places. The owner starts and ends members.
     """
 
     def __init__(self, most: int) -> None:
@@ -28,14 +28,14 @@ class Spares(Generic[K, M]):
 
     @property
     def missing(self) -> int:
-        """Return how many more members fit."""
+        """The number of members that still fit."""
         return self._most - len(self._ready)
 
     def put(self, kind: K, member: M) -> None:
         self._ready.append((kind, member))
 
     def ask(self, kind: K) -> list[M]:
-        """Record a request for a kind; return the members that must be ended to make room."""
+        """Record a request for a kind, and return the members that must be ended to make room."""
         self._asked.append(kind)
         kept = deque((known, member) for known, member in self._ready if known in self._asked)
         gone = [member for known, member in self._ready if known not in self._asked]
@@ -47,7 +47,7 @@ class Spares(Generic[K, M]):
         return gone
 
     def take(self, kind: K) -> M | None:
-        """Remove and return the oldest member of a kind; None if there is none."""
+        """Remove and return the oldest member of a kind, or return None if there is none."""
         for place, (known, member) in enumerate(self._ready):
             if known == kind:
                 del self._ready[place]
@@ -55,7 +55,7 @@ class Spares(Generic[K, M]):
         return None
 
     def _age(self, kind: K) -> int:
-        """Return how many requests ago a kind was requested; kinds need not be hashable."""
+        """Return how many requests ago a kind was last requested. Kinds need not be hashable."""
         return next(age for age, known in enumerate(reversed(self._asked)) if known == kind)
 
     def empty(self) -> list[M]:

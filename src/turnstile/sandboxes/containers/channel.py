@@ -1,4 +1,4 @@
-"""Frames to and from a container's runner, over the stream that is attached to its first process."""
+"""Frames exchanged with a container's runner, over the stream attached to the container's first process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import IO, Any
 from turnstile.sandboxes.containers.runner.frames import CHUNK, HEAD, PIECE
 
 STDERR = 2
-SAID = 4096  # bytes of the runner's own errors that are kept
+SAID = 4096  # bytes of the runner's standard error that are kept
 
 
 class ChannelClosedError(Exception):
@@ -22,13 +22,13 @@ class ChannelClosedError(Exception):
 class Channel:
     """A stream of requests, each followed by its answers. `stderr_end` is the end of the runner's standard error.
 
-    Without a terminal the engine puts eight bytes before each piece of output: one names the stream, and the last four
-    are the length. The channel is bound to no event loop.
+    Without a terminal, the engine puts eight bytes before each piece of output: the first names the stream, and the
+    last four are the length (big-endian). The channel is bound to no event loop.
     """
 
     def __init__(self, attached: socket.socket) -> None:
         self._socket = attached
-        self._waits = not isinstance(attached, socket.socket) or isinstance(attached, ssl.SSLSocket)
+        self._is_blocking = not isinstance(attached, socket.socket) or isinstance(attached, ssl.SSLSocket)
         self._raw = bytearray()
         self._stream = 0
         self._left = 0
@@ -36,7 +36,7 @@ class Channel:
         self.stderr_end = b""
 
     async def send(self, request: dict[str, Any], data: IO[bytes] | None = None) -> None:
-        """Send a request. Raises ChannelClosedError."""
+        """Send a request and the whole content of `data`. Raises ChannelClosedError if the other end has closed."""
         body = json.dumps(request).encode()
         size = 0
         if data is not None:
@@ -52,23 +52,23 @@ class Channel:
             raise ChannelClosedError from None
 
     async def receive(self) -> tuple[dict[str, Any], bytes]:
-        """Return the next answer with its data. Raises ChannelClosedError."""
+        """Return the next answer with its data. Raises ChannelClosedError if the other end has closed."""
         size, data_size = HEAD.unpack(await self._take(HEAD.size))
         answer: dict[str, Any] = json.loads(await self._take(size))
         return answer, await self._take(data_size)
 
     def shut(self) -> None:
-        """Close the stream: the runner exits, and a caller that waits for an answer gets ChannelClosedError."""
+        """Shut the stream down: the runner exits, and a caller waiting for an answer gets ChannelClosedError."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # the other end was quicker
+            return  # the other end has already closed it
 
     def close(self) -> None:
         self._socket.close()
 
     async def _send(self, data: bytes) -> None:
-        if self._waits:  # no event loop can wait for it
+        if self._is_blocking:  # an event loop cannot wait for it
             await asyncio.to_thread(self._socket.sendall, data)
         else:
             await asyncio.get_running_loop().sock_sendall(self._socket, data)
@@ -77,7 +77,7 @@ class Channel:
         size = CHUNK if count > PIECE else PIECE
         while len(self._bytes) < count:
             try:
-                if self._waits:  # no event loop can wait for it
+                if self._is_blocking:  # an event loop cannot wait for it
                     data = await asyncio.to_thread(self._socket.recv, size)
                 else:
                     data = await asyncio.get_running_loop().sock_recv(self._socket, size)
@@ -85,12 +85,12 @@ class Channel:
                 raise ChannelClosedError from None
             if not data:
                 raise ChannelClosedError
-            self._sort(data)
+            self._separate(data)
         found = bytes(self._bytes[:count])
         del self._bytes[:count]
         return found
 
-    def _sort(self, data: bytes) -> None:
+    def _separate(self, data: bytes) -> None:
         self._raw += data
         while self._raw:
             if self._left == 0:

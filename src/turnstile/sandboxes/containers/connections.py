@@ -1,7 +1,7 @@
-"""The SDK's client, with shared connections and without leaked sockets.
+"""The SDK's client, changed to share connections and not to leak sockets.
 
-The SDK keeps a pool of connections for each address that it has ever connected to, and leaves the socket of a failed
-connection to the garbage collector.
+The original keeps a pool of connections for each address that it has ever connected to, and leaves the socket of a
+failed connection to the garbage collector.
 """
 
 from __future__ import annotations

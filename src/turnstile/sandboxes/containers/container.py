@@ -1,4 +1,4 @@
-"""A running container in the pool: requests go to its runner, one at a time."""
+"""A running container of the pool, whose runner handles one request at a time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from turnstile.sandboxes.containers.daemon import Daemon, Spec
 
 _log = logging.getLogger(__name__)
 
-ALIVE = 5.0  # seconds for its answer before a container is handed out
-GRACE = 30.0  # seconds past its own limit after which a silent container is given up
+ALIVE = 5.0  # seconds within which a container must answer before it is handed out
+GRACE = 30.0  # seconds past a command's own limit after which a silent container is given up
 
 
 class Container:
-    """A running container and its runner, which handles one request at a time. A member of the pool."""
+    """A member of the pool: a running container and its runner, which handles one request at a time."""
 
     def __init__(self, daemon: Daemon, identity: str, channel: Channel, spec: Spec) -> None:
         self.identity = identity
@@ -40,10 +40,11 @@ class Container:
         seconds: float,
         into: IO[bytes] | None = None,
     ) -> tuple[dict[str, Any], bytes]:
-        """Send one request and return its answer; the data of all answers but the last are written to `into`.
+        """Send one request and return its last answer with that answer's data.
 
-        Cancelling the caller cancels the running command. Raises SandboxError if the container is no longer usable, and
-        the ValueError or OSError that the request caused in it.
+        The data of earlier answers is written to `into`. Cancelling the caller cancels the running command. Raises
+        SandboxError if the container is not usable or does not answer within `seconds`, and the ValueError or OSError
+        that the request caused in it.
         """
         async with self._turn:
             if self._ended:
@@ -74,7 +75,7 @@ class Container:
 
     @property
     def stderr_end(self) -> str:
-        """What the runner wrote to standard error: nothing, unless it failed."""
+        """The end of what the runner wrote to standard error; empty unless it failed."""
         return self._channel.stderr_end.decode(errors="replace")
 
     async def alive(self) -> bool:
@@ -85,24 +86,28 @@ class Container:
         return True
 
     async def commit(self) -> str:
-        """Return an image of the files between two requests."""
+        """Return the id of a new image of the files, made while no request is running."""
         async with self._turn:
             if self._ended:
                 raise SandboxError("the sandbox was closed")
             return await self._daemon.call(self._daemon.commit, self.identity)
 
     def stop(self) -> None:
-        """End the running command and fail its caller; the container is still to be removed.
+        """End the running command and fail its caller. The container itself is removed by `end`.
 
-        If no command runs, the stream stays open: when it ends the daemon begins a removal of its own and would refuse
-        ours, whose completion it reports.
+        If no command is running, the stream stays open. When the stream ends, the daemon begins a removal of its own
+        and refuses ours, and only ours reports when it is complete.
         """
         self._ended = True
         if self._turn.locked():
             self._channel.shut()
 
     async def end(self) -> None:
-        """Remove the container. If the daemon cannot remove it now, it ends with its stream, or is left to a sweep."""
+        """Remove the container.
+
+        If the daemon cannot remove it now, a warning is logged; the container then ends with its stream, or is left to
+        a sweep.
+        """
         self.stop()
         try:
             await self._daemon.call(self._daemon.remove, self.identity)
@@ -125,13 +130,13 @@ class Container:
                 await asyncio.to_thread(into.write, found)
 
     async def _cancel(self, asking: asyncio.Future[tuple[dict[str, Any], bytes]]) -> None:
-        """Let the current request end at once, so that the next answer belongs to the next request."""
+        """End the current request at once, so that the next answer belongs to the next request."""
         try:
             if not asking.done():
                 async with self._sending:
                     await self._channel.send({"op": "cancel"})
         except ChannelClosedError:
-            pass  # then it is at its end
+            pass  # the container has ended, which is reported below
         done, _ = await asyncio.wait([asking], timeout=GRACE)
         if not done:
             self._channel.shut()
@@ -141,7 +146,7 @@ class Container:
 
 
 def check(answer: Mapping[str, Any], identity: str) -> None:
-    """Raise the error that a runner's answer reports."""
+    """Raise the error that a runner's answer reports, if any."""
     if "value" in answer:
         raise ValueError(answer["value"])
     if "gone" in answer:

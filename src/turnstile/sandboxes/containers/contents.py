@@ -1,4 +1,4 @@
-"""The contents of images: digests that name them, and archives that carry them to the engine."""
+"""Digests that identify the contents of images, and archives that carry the contents to the engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IGNORED = ".dockerignore"
 
 
 def digest_of(*parts: str) -> str:
-    """Return the SHA-256 of several texts, with unambiguous boundaries between them."""
+    """Return one SHA-256 digest of several texts, which also depends on where each text ends."""
     total = hashlib.sha256()
     for part in parts:
         total.update(len(part.encode(errors="surrogateescape")).to_bytes(8, "big"))
@@ -32,13 +32,16 @@ def file_digest(path: Path | str) -> str:
 
 
 def tree_digest(tree: Path) -> str:
-    """Return a digest of what a copy of a source tree holds, without byte code: names, modes, links and contents."""
+    """Return a digest of the names, modes, links and contents that a copy of a source tree holds.
+
+    Byte code does not count.
+    """
     found = sorted(entry for entry in walk_tree(tree) if not entry[1].endswith(".pyc"))
     return digest_of(*(part for _, path, name in found for part in (name, entry_digest(path))))
 
 
 def context_digest(folder: Path, dockerfile: str) -> str:
-    """Return a digest of the build context of a folder's Dockerfile."""
+    """Return a digest of a Dockerfile's build context: its folder, without what .dockerignore excludes."""
     ignored = folder / IGNORED
     lines = ignored.read_text().splitlines() if ignored.is_file() else []
     patterns = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
@@ -47,7 +50,7 @@ def context_digest(folder: Path, dockerfile: str) -> str:
 
 
 def root_digest(root: Path) -> str:
-    """Return a digest of a root file system, including owners."""
+    """Return a digest of a root file system, including the owners of its files."""
     parts = []
     for path, status in walk_root(root):
         parts += [os.path.relpath(path, root), f"{status.st_uid}:{status.st_gid}", entry_digest(path)]
@@ -55,7 +58,10 @@ def root_digest(root: Path) -> str:
 
 
 def entry_digest(path: Path | str) -> str:
-    """Return a digest of one file, link or folder: its kind, permissions and content."""
+    """Return a text that identifies a file, link, folder or device by its mode and content.
+
+    The content is that of a file as a digest, the target of a link, or the number of a device.
+    """
     status = os.lstat(path)
     mode = f"{status.st_mode:o}"
     if stat.S_ISLNK(status.st_mode):
@@ -66,7 +72,10 @@ def entry_digest(path: Path | str) -> str:
 
 
 def walk_root(root: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield everything below a folder in a fixed order, except what is mounted in it."""
+    """Yield the path and status of everything below a folder, in a fixed order.
+
+    Sockets and the contents of mounted file systems are left out.
+    """
     device = os.lstat(root).st_dev
     for folder, folders, files in os.walk(root):
         folders.sort()
@@ -83,7 +92,7 @@ def walk_root(root: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def write_root(root: Path, archive: Path) -> None:
-    """Write an archive of a root file system, including owners and devices."""
+    """Write a tar archive of a root file system, including owners and devices."""
     with tarfile.open(archive, "w") as made:
         for path, _ in walk_root(root):
             made.add(path, arcname=os.path.relpath(path, root), recursive=False)

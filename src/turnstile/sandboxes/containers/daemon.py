@@ -1,6 +1,6 @@
-"""The container daemon: Docker, or Podman's Docker-compatible service, through the `docker` SDK.
+"""The container daemon (Docker, or Podman's Docker-compatible service), used through the `docker` SDK.
 
-Every call blocks, so `Daemon.call` makes it in a thread. SDK errors become typed errors here and nowhere else.
+Every call blocks, so `Daemon.call` makes it in a thread. `translate_errors` turns the SDK's errors into typed ones.
 """
 
 from __future__ import annotations
@@ -45,18 +45,20 @@ except ModuleNotFoundError as error:
 T = TypeVar("T")
 TIMEOUT = 120.0  # seconds for one call
 UNIX = "unix://"
-AGAIN = 2.0  # seconds after which a removal is asked for once more
-ENDING = (409, 500)  # what Docker and Podman say of a container that is just ending
-GOING = 30.0  # seconds for a container to be gone after its removal has begun
+AGAIN = 2.0  # seconds after which a removal is requested again
+ENDING = (409, 500)  # status codes of Docker and Podman for a container that is just ending
+GOING = 30.0  # seconds within which a container must be gone after its removal began
 NEEDED = "sandbox kind 'container' needs a running Docker or Podman"
 ADVICE = "start one (systemctl start docker, or podman system service), or name its socket in DOCKER_HOST"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spec:
-    """The specification of a container. Memory and disk in MiB; `disk_mb` bounds each folder of `tmpfs`.
+    """The specification of a container.
 
-    With `read_only` only those folders are writable. Otherwise `folders` are created, writable for every user.
+    Memory and disk are in MiB; `disk_mb` bounds each folder of `tmpfs` and, with `limit_layer`, the container's
+    writable layer. With `read_only` only the folders of `tmpfs` are writable. Otherwise `folders` are created, writable
+    for every user.
     """
 
     image: str
@@ -71,14 +73,14 @@ class Spec:
     read_only: bool
     tmpfs: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
-    readable: tuple[str, ...] = ()  # folders of the engine's machine, seen at the same place
+    readable: tuple[str, ...] = ()  # folders of the engine's machine, mounted at the same path
     ulimits: Mapping[str, int] = field(default_factory=dict)
-    limit_layer: bool = False  # the writable layer too; only some storage drivers can
+    limit_layer: bool = False  # bound the writable layer too; only some storage drivers can
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leftovers:
-    """Ids of objects that a process left in a daemon."""
+    """The ids of containers and images, and the names of volumes, that Turnstile created in a daemon."""
 
     containers: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
@@ -91,7 +93,7 @@ class Leftovers:
 class Daemon:
     """A connection to the daemon at `address` (default: DOCKER_HOST, or the first usual socket that exists).
 
-    At most `threads` calls are made at once. Raises ConfigError if no daemon answers there.
+    At most `threads` calls run at once. Raises ConfigError if no daemon answers.
     """
 
     def __init__(self, address: str | None = None, *, threads: int = 16) -> None:
@@ -110,11 +112,14 @@ class Daemon:
 
     @property
     def is_here(self) -> bool:
-        """Whether, by its address, the daemon is on this machine and so sees the same folders."""
+        """Whether the address is a Unix socket, so that the daemon runs on this machine and sees the same folders."""
         return self.address.startswith(UNIX)
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a method of this object in a thread. It runs to its end even if the caller is cancelled."""
+        """Call a blocking function in a thread and return its result.
+
+        The function runs to its end even if the caller is cancelled.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def version(self) -> str:
@@ -141,18 +146,21 @@ class Daemon:
             except BaseException:
                 if attached is not None:
                     own(attached).close()
-                with contextlib.suppress(SandboxError):  # the first error is the one to tell
+                with contextlib.suppress(SandboxError):  # the first error is the one to raise
                     self.remove(identity)
                 raise
             return identity, own(attached)
 
     def create(self, spec: Spec) -> str:
-        """Create a container without starting it; return its id. It is removed with `remove`, or when it ends."""
+        """Create a container without starting it, and return its id.
+
+        The container is removed by `remove`, or by the daemon when its first process ends.
+        """
         client = self.client
         options = f"rw,exec,nosuid,nodev,mode=1777,size={spec.disk_mb}m"
         host = client.create_host_config(
-            auto_remove=True,  # so it goes with its first process, which ends when we do
-            init=False,  # the first process must be ours, since nothing inside can kill it
+            auto_remove=True,  # when its first process ends, as it does when this process ends
+            init=False,  # the runner must be the first process, so that nothing inside can kill it
             network_mode=spec.network,
             read_only=spec.read_only,
             tmpfs=dict.fromkeys(spec.tmpfs, options) or None,
@@ -163,7 +171,7 @@ class Daemon:
             pids_limit=spec.processes + 1,
             cap_drop=["ALL"],
             security_opt=["no-new-privileges"],
-            ulimits=[docker.types.Ulimit(name=name, soft=most, hard=most) for name, most in spec.ulimits.items()],
+            ulimits=[docker.types.Ulimit(name=name, soft=limit, hard=limit) for name, limit in spec.ulimits.items()],
             log_config=docker.types.LogConfig(type="none"),  # the attached stream is not a log
             storage_opt={"size": f"{spec.disk_mb}m"} if spec.limit_layer else None,
         )
@@ -177,13 +185,16 @@ class Daemon:
             labels=dict(spec.labels),
             host_config=host,
             healthcheck={"test": ["NONE"]},
-            stop_signal="SIGKILL",  # the first process of a container need not heed another
+            stop_signal="SIGKILL",  # the first process of a container may ignore any other signal
         )
         identity: str = made["Id"]
         return identity
 
     def remove(self, identity: str) -> None:
-        """End a container and remove it with its unnamed volumes; a missing container is not an error."""
+        """Kill a container and remove it with its unnamed volumes; a missing container is not an error.
+
+        Raises DaemonError if the container is still there after a while.
+        """
         with translate_errors("a container's removal"):
             deadline = time.monotonic() + GOING
             while not self._request_removal(identity):
@@ -196,7 +207,7 @@ class Daemon:
                     raise DaemonError(f"container {identity[:12]} is still there {GOING:.0f} s after its removal began")
 
     def _request_removal(self, identity: str) -> bool:
-        """Request a removal; return False if the engine's own removal is under way because the stream ended."""
+        """Request a removal; return False if the engine is already removing the container because its stream ended."""
         try:
             self.client.remove_container(identity, v=True, force=True)
         except docker.errors.NotFound:
@@ -215,13 +226,17 @@ class Daemon:
         return True
 
     def commit(self, identity: str) -> str:
-        """Create an image of a container's files, with the container's labels; return its id."""
+        """Create an image of a container's files, with the container's labels, and return the image's id."""
         with translate_errors("a snapshot"):
             image: str = self.client.commit(identity, pause=False)["Id"]
             return image
 
     def fate(self, identity: str, since: float, last_output: str) -> SandboxError:
-        """Return why a container ended that started at `since` (seconds since the epoch) and wrote `last_output`."""
+        """Return an error that says why a container ended.
+
+        `since` is when it started (seconds since the epoch), and `last_output` is what its runner wrote to standard
+        error.
+        """
         short_id = identity[:12]
         try:
             with translate_errors("a container's state"):
@@ -242,7 +257,7 @@ class Daemon:
             if not found.get("Running"):
                 return {"oom": bool(found.get("OOMKilled")), "code": found.get("ExitCode")}
         except docker.errors.NotFound:
-            pass  # it is removed as it ends; the daemon remembers its last events
+            pass  # it is removed when it ends, but the daemon remembers its last events
         wanted = {"container": [identity], "type": ["container"]}
         answer = self.client.get(
             f"{self.client.base_url}/v{self.client.api_version}/events",
@@ -255,7 +270,10 @@ class Daemon:
         return {"oom": any(event["Action"] == "oom" for event in seen), "code": codes[-1] if codes else None}
 
     def find(self, wanted: Mapping[str, str] | None = None, *, everybodys: bool = False) -> Leftovers:
-        """Return what this project created here: all with the labels `wanted`, or all without a living owner."""
+        """Return the objects that Turnstile created in this daemon and that have the labels `wanted`.
+
+        Without `wanted`, return those whose owner on this machine has ended, or with `everybodys` all of them.
+        """
         labels = [f"{name}={value}" for name, value in (wanted or {}).items()] or [PID]
         filters = {"label": labels}
 
@@ -273,7 +291,7 @@ class Daemon:
         )
 
     def remove_all(self, leftovers: Leftovers) -> None:
-        """Remove these objects; missing ones are not an error."""
+        """Remove these leftovers; missing ones are not an error."""
         for identity in leftovers.containers:
             self.remove(identity)
         with translate_errors("a removal"):
@@ -285,7 +303,7 @@ class Daemon:
                     self.client.remove_volume(volume, force=True)
 
     def sweep(self) -> Leftovers:
-        """Remove what dead processes of this machine left behind."""
+        """Remove what dead processes of this machine left behind, and return it."""
         found = self.find()
         self.remove_all(found)
         return found
@@ -296,10 +314,10 @@ class Daemon:
 
 
 def own(attached: Any) -> socket.socket:
-    """Return the socket of an attached stream, which the SDK wraps in an HTTP response."""
+    """Return the socket of an attached stream, without the HTTP response in which the SDK wraps it."""
     inner = getattr(attached, "_sock", attached)
     if not isinstance(inner, socket.socket) or isinstance(inner, ssl.SSLSocket):
-        found: socket.socket = inner  # encrypted, or a tunnel: to be used as it is
+        found: socket.socket = inner  # encrypted or tunnelled, so used as it is
         return found
     mine = socket.socket(fileno=os.dup(inner.fileno()))
     inner.close()
@@ -309,7 +327,7 @@ def own(attached: Any) -> socket.socket:
 
 
 def find_socket() -> str | None:
-    """Return the address of the first usual socket that this process may open; None if there is none."""
+    """Return the address of the first usual socket that this process may open, or None if there is none."""
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
     usual = (
         Path("/var/run/docker.sock"),
@@ -325,7 +343,7 @@ def find_socket() -> str | None:
 
 
 def empty_dirs_tar(names: tuple[str, ...]) -> bytes:
-    """Return an archive of empty folders that every user may write to."""
+    """Return a tar archive of empty folders that every user may write to."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as archive:
         for name in names:
@@ -337,7 +355,7 @@ def empty_dirs_tar(names: tuple[str, ...]) -> bytes:
 
 @contextlib.contextmanager
 def translate_errors(what: str) -> Iterator[None]:
-    """Translate errors of the SDK into errors of this project."""
+    """Raise the SDK's errors as errors of this project; their messages begin with `what`."""
     try:
         yield
     except docker.errors.ImageNotFound as error:
@@ -351,7 +369,7 @@ def translate_errors(what: str) -> Iterator[None]:
 
 
 def error_for(what: str, text: str) -> ConfigError | SandboxError:
-    """Return the error that a refusal of the daemon stands for."""
+    """Return the typed error for a refusal of the daemon, chosen by its text."""
     lowered = text.lower()
     if "no space left" in lowered or "disk quota" in lowered:
         return DiskFullError(f"{what}: the daemon's disk is full ({text})")
@@ -379,7 +397,10 @@ def error_for(what: str, text: str) -> ConfigError | SandboxError:
 
 
 def short(error: Exception) -> str:
-    """Return the last line of an error's message, or of the system error that caused it."""
+    """Return the last line (at most 400 characters) of the daemon's explanation of an error.
+
+    Without an explanation, use the message of the OSError that caused the error, else that of the error itself.
+    """
     text = getattr(error, "explanation", None)
     below: BaseException | None = error
     while not text and below is not None:

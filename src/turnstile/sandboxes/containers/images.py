@@ -1,7 +1,7 @@
-"""Container images: pulled from a registry, or built here once and named by the digest of their contents.
+"""Container images, pulled from a registry or built here once and named by the digest of their contents.
 
-An image built here is named `localhost/turnstile/KIND:DIGEST`, where the digest covers everything that went into it, so
-any process can reuse it. No process owns it: sweeps keep it, and `turnstile sandbox prune --images` removes it.
+An image built here is named `localhost/turnstile/TITLE:DIGEST`, where the digest covers everything that went into it,
+so any process can reuse it. No process owns it: sweeps keep it, and `turnstile sandbox prune --images` removes it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 DIGEST = "turnstile.image"
 HOLDS = "turnstile.image.holds"
-OURS = "localhost/turnstile/"  # no registry has it, so nothing of that name is ever pulled
+OURS = "localhost/turnstile/"  # no registry has this prefix, so no such image is ever pulled
 DEPENDENCIES = "/opt/turnstile/deps"
 WORKDIR = "/testbed"
 UNREACHABLE = ("dial ", "lookup ", "timeout", "timed out", "connection", "eof", "no route",
@@ -50,7 +50,7 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageStep:
-    """A progress report on an image; `done` of `total` bytes or steps, if known."""
+    """A progress report on an image: what is being done, and `done` of `total` bytes or steps, if known."""
 
     what: str
     done: int = 0
@@ -61,7 +61,7 @@ Progress = Callable[[ImageStep], None]
 
 
 def announce() -> Progress:
-    """Return a progress callback that logs each step once, with a warning that it may take minutes."""
+    """Return a progress callback that logs each step's description once, warning that it may take minutes."""
     announced: set[str] = set()
 
     def say(step: ImageStep) -> None:
@@ -74,7 +74,10 @@ def announce() -> Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuiltImage:
-    """An image that was built here: name, description of its contents, size in bytes, creation time (Unix seconds)."""
+    """An image that was built here.
+
+    `holds` describes its contents, `size` is in bytes and `created` in Unix seconds.
+    """
 
     name: str
     holds: str
@@ -85,8 +88,8 @@ class BuiltImage:
 class Images:
     """The images of one engine. Methods block, and may be called from several threads and processes at once.
 
-    They raise ConfigError for an image that cannot be had or built, and DaemonError if engine or registry do not
-    answer.
+    They raise ConfigError for an image that cannot be obtained or built, and DaemonError if the engine or a registry
+    does not answer.
     """
 
     def __init__(self, daemon: Daemon, progress: Progress | None = None) -> None:
@@ -95,7 +98,10 @@ class Images:
         self._progress = progress or announce()
 
     def base(self, *, image: str = "", dockerfile: Path | None = None, rootfs: Path | None = None) -> str:
-        """Return the name of the image that one of the three options gives, after pulling or building it."""
+        """Pull or build the image that one of the three options names, and return the image's name.
+
+        Raises ConfigError unless exactly one option is given.
+        """
         if [bool(image), dockerfile is not None, rootfs is not None].count(True) != 1:
             raise ConfigError(
                 "an image is named in one of three ways: image = NAME, dockerfile = PATH or rootfs = FOLDER_OR_TAR"
@@ -116,7 +122,7 @@ class Images:
             return True
 
     def pull(self, name: str) -> None:
-        """Pull an image by its registry name, unless it exists."""
+        """Pull an image by its registry name, unless the engine has it."""
         if self.present(name):
             return
         what = f"pulling the image {name}"
@@ -137,9 +143,10 @@ class Images:
             raise pull_error(name, "the registry gave none")
 
     def from_dockerfile(self, dockerfile: Path, *, network: str | None = None) -> str:
-        """Build the image of a Dockerfile from its folder, less what a .dockerignore beside it excludes.
+        """Build the image of a Dockerfile from its folder, and return the image's name.
 
-        `network` is what its RUN steps may use (default: the engine's own choice).
+        What a .dockerignore in that folder excludes is left out. `network` is the network that RUN steps may use
+        (default: the engine's choice).
         """
         if not dockerfile.is_file():
             raise ConfigError(f"there is no Dockerfile {dockerfile}")
@@ -153,10 +160,10 @@ class Images:
             )  # fmt: skip
             return found
 
-        return self._once(folder.name, digest, f"what {dockerfile} makes", make)
+        return self._build_once(folder.name, digest, f"what {dockerfile} makes", make)
 
     def from_root(self, rootfs: Path) -> str:
-        """Build an image from a root file system: a folder, or a tar archive of one."""
+        """Build an image from a root file system (a folder or a tar archive of one), and return its name."""
         if rootfs.is_dir():
             digest = root_digest(rootfs)
         elif rootfs.is_file() and tarfile.is_tarfile(rootfs):
@@ -176,12 +183,15 @@ class Images:
                 output = self._client.import_image(str(archive), repository=repository, tag=tag, changes=settings)
             return (json.loads(line) for line in output.splitlines() if line.strip())
 
-        return self._once(rootfs.resolve().name.partition(".")[0], digest, f"the root file system {rootfs}", make)
+        return self._build_once(rootfs.resolve().name.partition(".")[0], digest, f"the root file system {rootfs}", make)
 
     def with_packages(
         self, base: str, requirements: Sequence[str], *, python: str = "python3", network: str | None = None
     ) -> str:
-        """Build `base` with packages installed by its own pip, from its configured index."""
+        """Build an image of `base` plus packages that its own pip installs, and return the image's name.
+
+        They come from the index that pip is configured to use in `base`.
+        """
         digest = digest_of("packages", self._identity(base), python, *requirements)
         words = shlex.join([python, "-m", "pip", "install", "--no-cache-dir", "--no-input", *requirements])
         recipe = f"FROM {self._identity(base)}\nUSER 0\nRUN PIP_BREAK_SYSTEM_PACKAGES=1 {words}\n"
@@ -189,7 +199,7 @@ class Images:
         def make(name: str, labels: Mapping[str, str]) -> Iterator[dict[str, Any]]:
             return self._build(recipe, (), name, labels, network)
 
-        return self._once("packages", digest, f"{base} with {', '.join(requirements)}", make)
+        return self._build_once("packages", digest, f"{base} with {', '.join(requirements)}", make)
 
     def with_repository(
         self,
@@ -201,10 +211,10 @@ class Images:
         workdir: str = WORKDIR,
         user: str = "1000:1000",
     ) -> Image:
-        """Build `base` with a source tree in `workdir`, as a fresh git repository of `user` with a single commit.
+        """Build an image of `base` plus a source tree in `workdir`, as a git repository with a single commit.
 
-        `deps` is a folder of installed packages that is copied beside it and added to the image's PYTHONPATH. `holds`
-        describes the tree in words (default: its folder's name).
+        The repository belongs to `user`. `deps` is a folder of installed packages that is copied into the image and put
+        first on its PYTHONPATH. `holds` describes the tree in words (default: its folder's name).
         """
         if not tree.is_dir():
             raise ConfigError(f"there is no source tree {tree}")
@@ -225,7 +235,7 @@ class Images:
                 recipe += [f"COPY --chown={user} repository/ {workdir}/", f"LABEL turnstile.commit={commit}"]
                 yield from self._build("\n".join(recipe) + "\n", folders, name, labels, None)
 
-        return Image(name=self._once(holds, digest, f"{holds} in {workdir} on {base}", make), root=workdir)
+        return Image(name=self._build_once(holds, digest, f"{holds} in {workdir} on {base}", make), root=workdir)
 
     def kept(self) -> list[BuiltImage]:
         """Return the images that were built here, newest first."""
@@ -240,7 +250,7 @@ class Images:
         return sorted(kept, key=lambda image: -image.created)
 
     def remove(self, kept: Iterable[BuiltImage]) -> list[BuiltImage]:
-        """Remove images; return those that containers still use, which stay."""
+        """Remove images, and return those that stay because containers use them."""
         used = []
         with translate_errors("an image's removal"):
             for image in kept:
@@ -261,27 +271,30 @@ class Images:
             return identity
 
     def _import_path(self, identity: str) -> str:
-        """Return PYTHONPATH with the dependencies before the image's own entries."""
+        """Return a PYTHONPATH that has the dependencies before the image's own entries."""
         with translate_errors("an image"):
             settings = (self._client.inspect_image(identity).get("Config") or {}).get("Env") or ()
         old = [value for name, _, value in (each.partition("=") for each in settings) if name == "PYTHONPATH" and value]
         return ":".join((DEPENDENCIES, *old))
 
-    def _once(
+    def _build_once(
         self,
         title: str,
         digest: str,
         holds: str,
         make: Callable[[str, Mapping[str, str]], Iterable[dict[str, Any]]],
     ) -> str:
-        """Build the image of a digest unless it exists, one process at a time. `make` yields the engine's events."""
+        """Build the image of a digest unless it exists, and return its name. `make` yields the engine's events.
+
+        Only one process at a time builds images with the same title.
+        """
         slug = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "image"
         name = f"{OURS}{slug}:{digest[:24]}"
         if self.present(name):
             return name
         what = f"making the image {name} ({holds})"
         with file_lock(cache_dir() / "images" / slug):
-            if self.present(name):  # somebody else was quicker
+            if self.present(name):  # another process was quicker
                 return name
             self._progress(ImageStep(what=what))
             with translate_errors(what):
@@ -298,7 +311,7 @@ class Images:
         labels: Mapping[str, str],
         network: str | None,
     ) -> Iterator[dict[str, Any]]:
-        """Yield the events of a build whose context holds `folders` under their names."""
+        """Build an image from a Dockerfile's text and `folders`, each under its name; yield the engine's events."""
         with tempfile.TemporaryFile() as context:
             write_context(recipe, folders, context)
             context.seek(0)
@@ -323,7 +336,7 @@ class Images:
 
 
 def pull_error(name: str, why: str) -> ConfigError | DaemonError:
-    """Return why an image could not be pulled."""
+    """Return an error that says why an image could not be pulled."""
     if name.startswith(OURS):
         return ConfigError(
             f"the image {name} was made here once and is gone; make it again: turnstile sandbox image build"
@@ -341,7 +354,7 @@ def pull_error(name: str, why: str) -> ConfigError | DaemonError:
 
 
 def write_context(recipe: str, folders: Iterable[tuple[Path, str]], into: IO[bytes]) -> None:
-    """Write a build context: the Dockerfile, and folders with all their contents."""
+    """Write a build context as a tar archive: the Dockerfile, and folders with all their contents."""
     with tarfile.open(fileobj=into, mode="w") as archive:
         member = tarfile.TarInfo("Dockerfile")
         member.size = len(recipe.encode())

@@ -1,8 +1,8 @@
-"""Sandboxes in containers, for untrusted code: Docker or Podman, through `daemon.Daemon`.
+"""Sandboxes in containers, for untrusted code. Docker or Podman runs them, through `daemon.Daemon`.
 
-A container is started before it is needed, with a small program as its first process (`runner`). Every command and file
-goes over the stream attached to that process, in a few milliseconds. The container ends when the stream does, so also
-when this process is killed, and the daemon then removes it.
+A container is started before it is needed, with a small program (`runner`) as its first process. Every command and file
+goes over the stream attached to that process, in a few milliseconds. The container ends when the stream does, and so
+also when this process is killed; the daemon then removes it.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ CARRIED = f"{TOP}/carried"
 SCRATCH = "/tmp"
 BEGIN = 60.0  # seconds for the runner's first answer
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-FILES = 300.0  # seconds for a file or an archive to go to and fro
+FILES = 300.0  # seconds for the transfer of a file or an archive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Made:
-    """The kind of a container: its root `root`, and whether modules are carried along."""
+    """The kind of a container: its spec, its root folder, and whether it holds the modules of `carry`."""
 
     spec: Spec
     root: str
@@ -60,7 +60,7 @@ class Made:
 
 
 class ContainerSandbox:
-    """A container in use. Commands run in `root`, a folder inside it, and paths are relative to it."""
+    """A container in use. Commands run in its folder `root`, and paths are relative to that folder."""
 
     def __init__(
         self, provider: ContainerSandboxes, container: Container, *, root: str, limits: Limits, carries: bool
@@ -77,12 +77,15 @@ class ContainerSandbox:
     ) -> ExecResult:
         """Run a command in the root, one at a time. `env` is added to the image's environment.
 
-        Raises OutOfMemoryError and DiskFullError if the command used up the container's memory or disk.
+        Raises OutOfMemoryError or DiskFullError if the command used up the container's memory or disk, and SandboxError
+        if it cannot be started.
         """
         if not argv:
             raise ValueError("an empty command")
         limits = limits or self._limits
-        narrow = limits.memory_mb < self.container.spec.memory_mb  # otherwise it is the container that counts
+        narrow = (
+            limits.memory_mb < self.container.spec.memory_mb
+        )  # otherwise the container's limit is the one that matters
         request = {
             "op": "exec",
             "argv": list(argv),
@@ -113,27 +116,33 @@ class ContainerSandbox:
         return ExecResult(**answer)
 
     async def read(self, path: str) -> bytes:
-        """Return a file's bytes. Raises ValueError outside the root, FileNotFoundError, IsADirectoryError."""
+        """Return a file's bytes.
+
+        Raises FileNotFoundError, IsADirectoryError, and ValueError if the path leaves the root or is not a plain file.
+        """
         _, data = await self._files({"op": "read", "path": path})
         return data
 
     async def write(self, path: str, data: bytes) -> None:
-        """Create or replace a file and its folders. Raises ValueError outside the root, DiskFullError."""
+        """Create or replace a file, and create its folders if needed.
+
+        Raises ValueError if the path leaves the root, and DiskFullError if there is no space.
+        """
         await self._files({"op": "write", "path": path}, io.BytesIO(data))
 
     async def unpack(self, archive: IO[bytes]) -> None:
-        """Unpack an archive (`archive`) into the root, which must hold none of its entries."""
+        """Unpack an archive (see `sandboxes.archive`) into the root, which must hold none of its files and links."""
         await self._files({"op": "unpack"}, archive)
 
     async def export(self, into: IO[bytes]) -> None:
-        """Write the root's folders, files and links into a file, as `unpack` takes them."""
+        """Write the root's folders, files and links to `into`, as an archive that `unpack` accepts."""
         await self._files({"op": "pack"}, into=into)
 
     async def snapshot(self) -> Template:
-        """Return the current state of the files, which the provider deletes when it closes.
+        """Return the current state of the files as a template, which the provider deletes when it closes.
 
-        It is an image if the root file system is writable, else an archive of the root, since only the scratch folder
-        could change otherwise.
+        The template is an image if the root file system is writable. Otherwise it is an archive of the root, since
+        nothing else but the scratch folder can have changed.
         """
         try:
             if not self.container.spec.read_only:
@@ -148,7 +157,7 @@ class ContainerSandbox:
             raise SandboxError(f"no snapshot can be taken: {error}") from None
 
     async def close(self) -> None:
-        """End the sandbox's commands. The provider's `close` waits for the removal of the container."""
+        """End the sandbox's commands and start removing its container. The provider's `close` waits for that."""
         if not self._closed:
             self._closed = True
             self._provider.discard(self)
@@ -174,7 +183,7 @@ class ContainerSandbox:
 
 
 class Named(TypedDict):
-    """The options that name an image; see `Images.base`."""
+    """The options that name an image (see `Images.base`)."""
 
     image: str
     dockerfile: Path | None
@@ -182,7 +191,7 @@ class Named(TypedDict):
 
 
 def named_image(image: str, dockerfile: Path | str | None, rootfs: Path | str | None) -> Named:
-    """Return the image that a recipe names. Raises ConfigError if it names none."""
+    """Return the options that name a recipe's image. Raises ConfigError if the recipe names none."""
     if not image and not dockerfile and not rootfs:
         raise ConfigError(
             "sandbox kind 'container' needs an image: sandbox = { kind = \"container\", image = NAME }, or "
@@ -197,7 +206,7 @@ def named_image(image: str, dockerfile: Path | str | None, rootfs: Path | str | 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let an interrupt from the terminal end blocking calls in this block at once.
+    """Make an interrupt from the terminal end blocking calls in this block at once.
 
     Without this, `asyncio.run` holds the first interrupt back until its loop continues.
     """
@@ -214,11 +223,11 @@ def interruptible() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resources:
-    """What one container may use; memory and disk in MiB.
+    """What one container may use, with memory and disk in MiB.
 
-    With `Isolation.read_only` `disk_mb` bounds the root and the scratch folder each, which are kept in memory and count
-    as such; without, it bounds the container's own layer, if `limit_layer` asks the storage driver for it. `ulimits`
-    sets what a daemon cannot raise on its own (nofile, nproc).
+    With `Isolation.read_only`, `disk_mb` bounds the root and the scratch folder separately; both are kept in memory and
+    count towards `memory_mb`. Otherwise it bounds the container's own layer, if `limit_layer` asks the storage driver
+    for that. `ulimits` replaces default limits of the engine that its machine cannot set (nofile, nproc).
     """
 
     memory_mb: PositiveInt = 2048
@@ -231,7 +240,7 @@ class Resources:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Isolation:
-    """The network and the user of a container, and whether only its root and scratch folder are writable."""
+    """The network and user of a container, and whether only its root and its scratch folder are writable."""
 
     network: str = "none"
     user: str = "1000:1000"
@@ -240,7 +249,7 @@ class Isolation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolSize:
-    """How many containers there are: `warm` are ready, `most` in use, and `starts` start at once."""
+    """The numbers of containers: `warm` are kept ready, at most `most` are in use, and `starts` start at once."""
 
     warm: NonNegativeInt = 2
     most: PositiveInt = 64
@@ -248,22 +257,22 @@ class PoolSize:
 
 
 class ContainerSandboxes:
-    """Private copies of a template in containers of an image, which needs Python 3.7 or newer and no network.
+    """A provider of private copies of a template in containers of an image, which needs only Python 3.7 or newer.
 
-    The image is one of a registry, `image`, what a `dockerfile` makes of its folder, or `rootfs`, a folder or tar
-    archive of a root file system; what is not there yet is pulled or made here (`images.Images`).
+    The image is `image` from a registry, or is built from a `dockerfile` and its folder, or from `rootfs` (a folder or
+    tar archive of a root file system). An image that the engine lacks is pulled or built (`images.Images`).
 
-    A container has its `resources` and `isolation`, and no capabilities. `python` is the image's interpreter; commands
-    can import the image's modules and, if it was started from a folder, those that `carry` names, copied from this
-    Python. If the engine runs on this machine, `readable` folders of this machine can be read at the same place inside,
-    and of the folder `shelf` what `start` names as `deps`. `limits` hold for commands that bring none: a command's own
-    memory limit counts where it is below the container's.
+    A container has its `resources` and `isolation`, and no capabilities. `python` is the image's interpreter. Commands
+    can import the image's modules and, in a sandbox started from a folder, the modules that `carry` names, copied from
+    this Python. If the engine runs on this machine, commands can read the folders of `readable` and the folder of
+    `shelf` that `start` gets as `deps`, each at its own path. `limits` apply to commands without their own; a command's
+    own memory limit only counts if it is below the container's.
 
-    `start` pulls an image that the engine lacks where `pull` names it, and any where that is None.
+    `start` pulls an image that the engine lacks only if `pull` names it or is None.
 
-    `pool` says how many there are. They carry labels with `run` and with this process, so that a sweep finds those
-    whose process is gone. `daemon` is a socket's address (default: DOCKER_HOST, or the usual sockets). Raises
-    ConfigError when no daemon answers.
+    `pool` sets the numbers of containers. Their labels hold `run` and identify this process, so that a sweep finds
+    those whose process has ended. `daemon` is a socket's address (default: DOCKER_HOST, or the usual sockets). Raises
+    ConfigError if no daemon answers.
     """
 
     def __init__(  # noqa: PLR0913 - the keys of a section
@@ -286,7 +295,7 @@ class ContainerSandboxes:
     ) -> None:
         base = named_image(image, dockerfile, rootfs)
         self._carried = pack_modules(carry) if carry else b""
-        self.snapshots: dict[str, bool] = {}  # images of snapshots, and whether they hold what is carried
+        self.snapshots: dict[str, bool] = {}  # images of snapshots, and whether they hold the modules of `carry`
         self.daemon = Daemon(daemon, threads=pool.starts + 2)
         self.images = Images(self.daemon)
         try:
@@ -298,11 +307,11 @@ class ContainerSandboxes:
         self.home = Home(None)
         self._pull = None if pull is None else frozenset(pull)
         self._limits = limits
-        self._mine = {PROVIDER: secrets.token_hex(8)}
+        self._own_labels = {PROVIDER: secrets.token_hex(8)}
         self.spec = Spec(
             image=image,
             program=(python, "-I", "-S", "-B", "-X", "utf8", "-c", program()),
-            labels={**owner_labels(), **self._mine, RUN: run or self._mine[PROVIDER]},
+            labels={**owner_labels(), **self._own_labels, RUN: run or self._own_labels[PROVIDER]},
             memory_mb=resources.memory_mb,
             cpus=resources.cpus,
             processes=resources.processes,
@@ -319,20 +328,21 @@ class ContainerSandboxes:
         self._shelf = Path(shelf) if shelf is not None and self.daemon.is_here else None
         self._pool: Pool[Made, Container] = Pool(self._launch, warm=pool.warm, most=pool.most, starts=pool.starts)
         self._open: set[ContainerSandbox] = set()
-        self._going: set[asyncio.Task[None]] = set()
+        self._removing: set[asyncio.Task[None]] = set()
         self._starting: set[asyncio.Task[ContainerSandbox]] = set()
         self._swept = self._closing = False
-        self._finalizer = weakref.finalize(self, _clear, self.daemon, self._mine, self.home, os.getpid())
+        self._finalizer = weakref.finalize(self, _clear, self.daemon, self._own_labels, self.home, os.getpid())
 
     @property
     def spares(self) -> int:
-        """The number of containers that are ready."""
+        """The number of containers that are kept ready."""
         return self._pool.ready
 
     async def start(self, template: Template, *, deps: Path | None = None) -> ContainerSandbox:
-        """Start a sandbox with a copy of a folder, of an image as it is, or of a snapshot.
+        """Start a sandbox with a copy of a folder, with an unchanged image, or from a snapshot.
 
-        Raises SandboxError if there is no such template or no container can be had, ConfigError if none ever can.
+        Raises SandboxError if there is no such template or no container is available, and ConfigError if none ever can
+        be.
         """
         if self._closing:
             raise SandboxError("these sandboxes were closed")
@@ -354,7 +364,7 @@ class ContainerSandboxes:
         if deps is not None:
             spec = replace(spec, readable=(*spec.readable, *both_names([deps])))
         if isinstance(template, Image):
-            await self.daemon.call(self._get, template.name)
+            await self.daemon.call(self._ensure_image, template.name)
             spec = replace(spec, image=template.name, read_only=False, tmpfs=())
             made = Made(spec=spec, root=template.root, carries=self.snapshots.get(template.name, False))
             return self._open_sandbox(await self._pool.take(made, spares=False), made)
@@ -371,7 +381,7 @@ class ContainerSandboxes:
 
     async def wait_for_removals(self) -> None:
         """Wait until the containers of closed sandboxes are removed."""
-        await asyncio.gather(*self._going)
+        await asyncio.gather(*self._removing)
 
     async def close(self) -> None:
         """End all commands, and remove all containers and snapshots."""
@@ -386,12 +396,12 @@ class ContainerSandboxes:
         await asyncio.to_thread(self._finalizer)
 
     def discard(self, sandbox: ContainerSandbox) -> None:
-        """Take a sandbox out of use and start its container's removal."""
+        """Take a sandbox out of use and start removing its container."""
         self._open.discard(sandbox)
         sandbox.container.stop()
         task = asyncio.ensure_future(self._end(sandbox.container))
-        self._going.add(task)
-        task.add_done_callback(self._going.discard)
+        self._removing.add(task)
+        task.add_done_callback(self._removing.discard)
 
     async def _end(self, container: Container) -> None:
         await container.end()
@@ -402,8 +412,8 @@ class ContainerSandboxes:
         self._open.add(sandbox)
         return sandbox
 
-    def _get(self, name: str) -> None:
-        """Make sure that an image exists. Raises ConfigError if it does not and may not be pulled."""
+    def _ensure_image(self, name: str) -> None:
+        """Make sure that the engine has an image. Raises ConfigError if it does not and may not pull it."""
         if self._pull is None or name in self._pull:
             self.images.pull(name)
         elif not self.images.present(name):
@@ -418,7 +428,7 @@ class ContainerSandboxes:
         return pack_tree(as_folder(template))
 
     async def _launch(self, made: Made) -> Container:
-        """Start a container and wait for its runner. If that is cancelled or fails, the container is removed."""
+        """Start a container and wait for its runner. If that fails or is cancelled, remove the container."""
         spec = made.spec
         launching = asyncio.ensure_future(self.daemon.call(self.daemon.launch, spec))
         try:
@@ -438,7 +448,7 @@ class ContainerSandboxes:
         except BaseException as error:
             await container.end()
             if spec.image in self.snapshots:
-                if isinstance(error, OSError):  # as its sandbox's user left the files, so not the recipe's fault
+                if isinstance(error, OSError):  # caused by what a command did to the files, not by the recipe
                     raise SandboxError(f"the snapshot {spec.image} cannot be started: {error}") from None
             elif isinstance(error, OSError) or (isinstance(error, ContainerDiedError) and container.stderr_end):
                 raise ConfigError(f"the image {spec.image} cannot be used as a sandbox: {error}") from None
@@ -447,7 +457,7 @@ class ContainerSandboxes:
 
 
 def _clear(daemon: Daemon, labels: Mapping[str, str], home: Home, pid: int) -> None:
-    """Remove what is left of a provider: at its close, when it is garbage-collected, and when this process ends."""
+    """Remove what is left of a provider when it closes, when it is garbage-collected or when its process ends."""
     if os.getpid() != pid:
         return  # a fork of its process
     home.remove()

@@ -1,4 +1,4 @@
-"""Repositories without history: one commit of a tree, so that an agent cannot learn the repair from the past."""
+"""Repositories with a single commit of a tree, so that an agent cannot learn the fix from the history."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from turnstile.errors import ConfigError, SandboxError
 from turnstile.sandboxes.folder import copy_tree
 
 SECONDS = 600
-SOMEBODY = {
+GIT_ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_AUTHOR_NAME": "Turnstile",
@@ -21,7 +21,7 @@ SOMEBODY = {
     "GIT_COMMITTER_DATE": "2000-01-01T00:00:00+0000",
     "LC_ALL": "C",
 }
-"""Nothing of this machine's or this user's settings, so that equal trees give equal commits."""
+"""Settings that replace those of this machine and user, so that equal trees give equal commits."""
 TRACES = (
     "logs",
     "packed-refs",
@@ -35,15 +35,15 @@ TRACES = (
 
 
 def commit_once(tree: Path, into: Path) -> str:
-    """Copy a tree into `into` as a repository with one commit of all files; return the commit's id.
+    """Copy a tree into `into` as a git repository with one commit of all files, and return the commit's id.
 
-    It leaves out what sandboxes leave out of every copy (`folder.walk_tree`), older history above all. Raises
-    ConfigError if git is missing, SandboxError if the repository would hold more than that commit.
+    What sandboxes never copy is left out (`folder.walk_tree`), in particular older history. Raises ConfigError if git
+    is missing or fails, and SandboxError if the repository would hold more than that commit.
     """
     copy_tree(tree, into)
     git(into, "-c", "init.defaultBranch=main", "init", "--quiet", "--template=")
     git(into, "config", "core.logAllRefUpdates", "false")
-    git(into, "add", "--all", "--force", ".")  # also what .gitignore names: it is part of the tree
+    git(into, "add", "--all", "--force", ".")  # also what .gitignore excludes, since it is part of the tree
     git(into, "commit", "--quiet", "--allow-empty", "--no-verify", "-m", "base")
     found = past(into)
     if found:
@@ -52,9 +52,9 @@ def commit_once(tree: Path, into: Path) -> str:
 
 
 def past(repository: Path) -> list[str]:
-    """Return what a repository reveals beside its one commit, one line each: refs, reflogs, objects, changes.
+    """Return what a repository reveals besides its one commit, one line each: refs, reflogs, objects, changes.
 
-    The list should be empty. Raises ConfigError if it is not a repository.
+    The list should be empty. Raises ConfigError if this is not a repository.
     """
     found = []
     commits = git(repository, "rev-list", "--all", "--reflog").split()
@@ -76,13 +76,13 @@ def past(repository: Path) -> list[str]:
 
 
 def git(repository: Path, *arguments: str) -> str:
-    """Return the output of git. Raises ConfigError if it is missing or fails."""
+    """Run git in a repository and return its output. Raises ConfigError if git is missing or fails."""
     command = ["git", "-c", f"safe.directory={repository}", "-C", str(repository), *arguments]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(
             command,
-            env={**inherited, **SOMEBODY},
+            env={**inherited, **GIT_ENVIRONMENT},
             capture_output=True,
             text=True,
             errors="surrogateescape",

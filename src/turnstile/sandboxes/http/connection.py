@@ -1,4 +1,4 @@
-"""The connection to a sandbox server: HTTP requests from a thread of its own.
+"""The connection to a sandbox server, which sends HTTP requests from its own thread.
 
 The thread keeps a lease alive while its owner's event loop is busy, or between two event loops, and has one connection
 pool for all of them.
@@ -26,22 +26,23 @@ except ModuleNotFoundError as error:
 
 T = TypeVar("T")
 Answer = tuple[dict[str, Any], bytes]
-PAUSES = (0.1, 0.4, 1.5)  # seconds before a request is sent again
-SLOW = 1 << 20  # bytes a second that a network carries at least
+PAUSES = (0.1, 0.4, 1.5)  # seconds before each repetition of a request
+SLOW = 1 << 20  # bytes per second that any network should carry
 CONNECT = 10.0  # seconds
-BUSY = (502, 503, 504)  # what stands in front of a server says so while that is started again
-ENDING = 10.0  # seconds to tell the server that we go
+BUSY = (502, 503, 504)  # statuses that a proxy returns while the server behind it restarts
+ENDING = 10.0  # seconds to tell the server that the client is leaving
 
 
 class Connection:
-    """A connection to the server at `url` with `token`, given up after `patience` seconds of silence.
+    """A connection to the server at `url` with `token`.
 
-    `farewell` is awaited at the end.
+    A request fails if the server is silent for `patience` seconds longer than an answer may take. `farewell` is awaited
+    when the connection closes.
     """
 
     def __init__(self, url: str, token: str, *, patience: float) -> None:
         self.url = url.rstrip("/")
-        self.silence = POLL + patience  # seconds without a word of the server's
+        self.silence = POLL + patience  # seconds of silence after which a request fails
         self.farewell: Callable[[], Awaitable[object]] | None = None
         self.ending = False
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/octet-stream"}
@@ -53,9 +54,10 @@ class Connection:
         self._pid = os.getpid()
 
     async def run(self, job: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:
-        """Run `job` in the connection's thread. Cancelling the caller cancels the job and waits for its end.
+        """Run `job` in the connection's thread and return its result.
 
-        The result of a job that had already ended, but that no caller will receive, is given to `undo`.
+        Cancelling the caller cancels the job and waits for its end. If the job has finished by then, its result, which
+        the caller will not receive, is passed to `undo`. Raises SandboxError if the connection is closed.
         """
         done: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
@@ -86,22 +88,25 @@ class Connection:
             raise
 
     async def post(self, path: str, message: Mapping[str, Any], data: bytes = b"", *, tries: int = 4) -> Answer:
-        """Send one request and return its answer; only jobs of `run`, and `put`, may await this.
+        """Send one request and return its answer. May be awaited only in a job of `run`.
 
-        It is sent again if no answer comes, so it must be idempotent. Raises SandboxError if there is no server, or not
-        one of ours, ConfigError if it refuses the client, and the error that the answer reports.
+        The request is sent again if no answer comes, so it must be idempotent. Raises SandboxError if no sandbox server
+        answers, ConfigError if the server refuses the client, and the error that the answer reports.
         """
         body = frame(message, data)
         return self._read(*await self._send("POST", path, io.BytesIO(body), len(body), tries))
 
     async def put(self, path: str, file: IO[bytes]) -> None:
-        """Send a file; errors as those of `post`."""
+        """Send a file. May be awaited only in a job of `run`. Raises the same errors as `post`."""
         self._read(*await self._send("PUT", path, file, file.seek(0, os.SEEK_END), 4))
 
     def close(self) -> None:
-        """Await `farewell`, and end running jobs with SandboxError. Blocks for a while; closing twice does nothing."""
+        """Await `farewell`, and end running jobs with SandboxError.
+
+        Blocks until that is done; closing twice does nothing.
+        """
         if os.getpid() != self._pid:
-            return  # a fork of its process, which has no such thread
+            return  # in a fork of its process, which lacks the thread
         with self._door:
             closed, self._closed = self._closed, True
         if closed:
@@ -110,7 +115,7 @@ class Connection:
             self._loop.close()
             return
         asyncio.run_coroutine_threadsafe(self._end(), self._loop)
-        if threading.current_thread() is not self._thread:  # as where it is forgotten, and found in that thread
+        if threading.current_thread() is not self._thread:  # garbage collection may call this there
             self._thread.join()
 
     def _live(self) -> None:
@@ -127,7 +132,7 @@ class Connection:
                 async with asyncio.timeout(ENDING):
                     await self.farewell()
         except (SandboxError, ConfigError, TimeoutError):
-            pass  # then the server closes everything as the lease runs out
+            pass  # the server closes everything when the lease expires
         finally:
             self.ending = True
             others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -139,14 +144,14 @@ class Connection:
             self._loop.stop()
 
     async def _send(self, method: str, path: str, body: IO[bytes], size: int, tries: int) -> tuple[int, bytes]:
-        """Return the status and the body of the answer."""
+        """Send a request, again if it gets no answer, and return the answer's status and body."""
         pauses = PAUSES[: tries - 1]
         while True:
             body.seek(0)
             try:
                 return await self._exchange(method, path, body, size)
             except TimeoutError:
-                pauses = pauses[2:]  # it has cost time enough
+                pauses = pauses[2:]  # the wait itself took long enough
                 why = "does not answer in time"
             except (aiohttp.ClientError, OSError) as error:
                 why = f"does not answer ({error or type(error).__name__})"
@@ -190,13 +195,16 @@ class Connection:
 
 
 async def pieces(body: IO[bytes]) -> AsyncIterator[bytes]:
-    """Yield a file in pieces."""
+    """Yield a file's bytes in pieces."""
     while data := body.read(CHUNK):
         yield data
 
 
 def settle(task: asyncio.Task[T], done: Future[T]) -> None:
-    """Set a future from a finished task. A task that was cancelled because the connection closed counts as failed."""
+    """Give a future the result or error of a finished task.
+
+    A task that was cancelled fails with SandboxError, since the sandbox was closed.
+    """
     if task.cancelled():
         done.set_exception(SandboxError("the sandbox was closed while it was in use"))
     elif (error := task.exception()) is not None:

@@ -1,4 +1,4 @@
-"""A client's lease at a sandbox server: it lasts while the server hears from the client."""
+"""A client's lease at a sandbox server, which lasts while the server hears from the client."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from turnstile.errors import ConfigError, SandboxError
 from turnstile.sandboxes.http.connection import Answer, Connection
 from turnstile.sandboxes.http.wire import WIRE, GarbageError, part
 
-BEATS = 4  # in the time of a lease
+BEATS = 4  # signs of life in the time of a lease
 
 
 class Lease:
-    """A lease, used in the thread of `connection`. `lost` says why it is over; a new one can then be had."""
+    """A lease, for use in the thread of `connection`.
+
+    `lost` is the error that says why it is over; a new one can then be opened.
+    """
 
     def __init__(self, connection: Connection, name: str) -> None:
         self.client = secrets.token_hex(16)
@@ -23,7 +26,7 @@ class Lease:
         self._connection = connection
         self._name = name
         self._seconds = 0.0
-        self._got: list[str] = []  # requests whose answers the server need not keep any more
+        self._got: list[str] = []  # requests whose answers the server need not keep any longer
         self._beating: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -38,9 +41,10 @@ class Lease:
     async def ask(
         self, verb: str, message: dict[str, Any], data: bytes = b"", *, identity: str | None = None
     ) -> Answer:
-        """Return the result of one request, however long it takes. Cancelling this cancels the work at the server.
+        """Return the answer to one request with its data, however long it takes.
 
-        Raises SandboxError if the lease is over or the server silent, and any error that the server reports.
+        Cancelling this cancels the work at the server. Raises SandboxError if the lease is over or the server is
+        silent, and any error that the server reports.
         """
         if self.lost is not None:
             raise self.lost
@@ -78,7 +82,7 @@ class Lease:
         return answer, found
 
     async def _cancel(self, identity: str) -> None:
-        """Cancel a request at the server, if it can be reached; otherwise it ends with the lease."""
+        """Cancel a request at the server. If the server cannot be reached, the request ends with the lease."""
         try:
             async with asyncio.timeout(self._connection.silence):
                 while "wait" in (await self._post("cancel", {"id": identity}, tries=2))[0]:

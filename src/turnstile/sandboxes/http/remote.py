@@ -1,4 +1,4 @@
-"""Sandboxes on another machine, of the kind that its server serves (`turnstile sandbox serve`), over HTTP."""
+"""Sandboxes on another machine, served over HTTP by `turnstile sandbox serve`."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from turnstile.sandboxes.http.connection import Answer, Connection
 from turnstile.sandboxes.http.lease import Lease
 from turnstile.sandboxes.http.wire import TOKEN, part
 
-SENDINGS = 3  # of one template for one start, should the server need its room for others
+SENDINGS = 3  # times that a start sends its template, in case the server removes it to make room
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteSnapshot(Image):
-    """A snapshot that a server keeps for one client. Without a `root` it starts where it was taken."""
+    """A snapshot that a server keeps for one client. If `root` is empty, commands run in the same folder as before."""
 
     client: str
 
 
 class RemoteSandbox:
-    """A sandbox at a server, with the semantics of the server's provider."""
+    """A sandbox at a server, which behaves like one of the server's provider."""
 
     def __init__(self, connection: Connection, lease: Lease, identity: str) -> None:
         self._connection = connection
@@ -45,7 +45,10 @@ class RemoteSandbox:
     async def exec(
         self, argv: Sequence[str], *, limits: Limits | None = None, env: Mapping[str, str] | None = None
     ) -> ExecResult:
-        """Run a command. Sent again after a broken connection, it still runs once. Cancelling ends it at the server."""
+        """Run a command at the server. Cancelling ends it there.
+
+        The command runs only once, even if the request is sent again after a broken connection.
+        """
         message = {"argv": list(argv), "env": dict(env or {}), "limits": None if limits is None else asdict(limits)}
         answer, _ = await self._ask("exec", message)
         try:
@@ -56,24 +59,24 @@ class RemoteSandbox:
     async def read(self, path: str) -> bytes:
         """Return a file's bytes.
 
-        Raises ValueError outside the root, FileNotFoundError, IsADirectoryError, and OSError for a file larger than the
-        server sends.
+        Raises FileNotFoundError, IsADirectoryError, ValueError if the path leaves the root or is not a plain file, and
+        OSError if the file is larger than the server sends.
         """
         _, data = await self._ask("read", {"path": path})
         return data
 
     async def write(self, path: str, data: bytes) -> None:
-        """Create or replace a file and its folders. Raises ValueError outside the root."""
+        """Create or replace a file, and create its folders if needed. Raises ValueError if the path leaves the root."""
         await self._ask("write", {"path": path}, data)
 
     async def snapshot(self) -> RemoteSnapshot:
-        """Return the state of the files, kept at the server until the provider closes or the lease is lost."""
+        """Return a snapshot of the files, kept at the server until the provider closes or the lease is lost."""
         identity = secrets.token_hex(8)
         await self._ask("snapshot", {}, identity=identity)
         return RemoteSnapshot(name=identity, root="", client=self._lease.client)
 
     async def close(self) -> None:
-        """End the sandbox. If the server cannot be reached, it does so itself when the lease expires."""
+        """End the sandbox. If the server cannot be reached, it ends the sandbox when the lease expires."""
         if self._closed:
             return
         try:
@@ -84,7 +87,7 @@ class RemoteSandbox:
             self._closed = True
 
     async def leave(self) -> None:
-        """End a sandbox whose caller was cancelled, in the connection's thread.
+        """End a sandbox whose caller was cancelled. Runs in the connection's thread.
 
         If the server cannot be reached, it ends the sandbox when the lease expires.
         """
@@ -101,12 +104,12 @@ class RemoteSandbox:
 
 
 class RemoteSandboxes:
-    """Sandboxes of the server at `url`, for clients with its token.
+    """A provider of sandboxes at the server at `url`, for clients with its token.
 
-    The token is `token`, or the content of `token_file`, or the environment variable TURNSTILE_SANDBOX_TOKEN; a token
-    written into a recipe is stored in its run folder too. `run` names the client to the server, which is given up after
-    `patience` seconds of silence. A template folder is sent once and identified by its content from then on. The server
-    sets what the sandboxes may do and use.
+    The token is `token`, or the content of `token_file`, or else the environment variable TURNSTILE_SANDBOX_TOKEN. A
+    token written into a recipe is also stored in the run folder. `run` is the name that the client gives the server. A
+    request fails if the server is silent for `patience` seconds longer than an answer may take. A template folder is
+    sent once, and after that identified by its content. The server decides what the sandboxes may do and use.
     """
 
     def __init__(
@@ -125,10 +128,10 @@ class RemoteSandboxes:
         self._finalizer = weakref.finalize(self, self._connection.close)
 
     async def start(self, template: Template, *, deps: Path | None = None) -> RemoteSandbox:
-        """Start a sandbox with a copy of a folder, of an image of the server's provider, or of a snapshot.
+        """Start a sandbox with a copy of a folder, from an image of the server's provider, or from a snapshot.
 
-        `deps` is the server's folder of that name, if it has one. Raises SandboxError if there is no such template or
-        no sandbox to be had, ConfigError if none ever can.
+        `deps` stands for the server's folder with that path, if it has one. Raises SandboxError if there is no such
+        template or no sandbox is available, and ConfigError if none ever can be.
         """
         message: dict[str, Any] = {"deps": None if deps is None else str(deps)}
         if isinstance(template, RemoteSnapshot):
@@ -161,7 +164,7 @@ class RemoteSandboxes:
             except SandboxError as error:
                 if error is not lease.lost:
                     raise
-                continue  # nothing has been started there, and we may be welcome again
+                continue  # nothing was started there, and a new lease may be granted
             if "unknown" not in answer:
                 return RemoteSandbox(self._connection, lease, identity)
             if archive is not None:
@@ -187,7 +190,7 @@ class RemoteSandboxes:
 
 
 def pack_template(template: Template) -> tuple[IO[bytes], str]:
-    """Return the archive of a folder, and its digest. Raises SandboxError if there is no such folder."""
+    """Return an archive of a folder, and the archive's digest. Raises SandboxError if there is no such folder."""
     archive = pack_tree(as_folder(template))
     found = hashlib.sha256()
     while data := archive.read(1 << 20):
@@ -196,7 +199,7 @@ def pack_template(template: Template) -> tuple[IO[bytes], str]:
 
 
 def read_token(file: str) -> str:
-    """Return the token from a file or the environment. Raises ConfigError if there is none."""
+    """Return the token from `file` or, if that is empty, from the environment. Raises ConfigError if there is none."""
     if file:
         try:
             token = Path(file).expanduser().read_text(encoding="utf-8").strip()

@@ -1,8 +1,8 @@
-"""A server of this machine's sandboxes over HTTP, for `remote`. Run by `turnstile sandbox serve`.
+"""A server that offers this machine's sandboxes over HTTP to provider `remote`, run by `turnstile sandbox serve`.
 
-A client with the token may do anything with the provider's sandboxes, and nothing else here: a request names no file of
-this machine. Each client has its own provider, which is closed when the client asks for it, when the client has been
-silent for the time of a lease, and when the server stops.
+A client with the token may do anything with the provider's sandboxes, and nothing else on this machine. Each client has
+its own provider, which is closed when the client asks for that, when the client has been silent for the time of a
+lease, and when the server stops.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class SandboxServer:
-    """A server of the provider that `make` builds for a client's name, for at most `clients` clients at once.
+    """A server of sandboxes for at most `clients` clients at once.
 
-    A client that is silent for `lease` seconds is dropped. Requests and answers hold at most `most_mb`, and
-    `templates_mb` of template folders are kept. Raises ConfigError without a token.
+    `make` builds the provider of a client from the client's name. A client that is silent for `lease` seconds is
+    dropped. A request or answer holds at most `most_mb` MiB, and `templates_mb` MiB of template folders are kept.
+    Raises ConfigError if `token` is empty.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class SandboxServer:
         self._uploads = Uploads(most_mb=templates_mb)
         self._tenants: dict[str, asyncio.Task[Tenant]] = {}
         self._heard: dict[str, float] = {}
-        self._going: dict[str, asyncio.Task[None]] = {}  # clients that are being closed
+        self._closing: dict[str, asyncio.Task[None]] = {}  # clients that are being closed
         self._reaper: asyncio.Task[None] | None = None
         self.app = web.Application(client_max_size=self._most, middlewares=[self._guard])
         self.app.add_routes(
@@ -77,10 +78,13 @@ class SandboxServer:
 
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[str]:
-        """Serve at an address, which is yielded (port 0: a free one), and close everything at the end."""
+        """Serve at an address, yield its URL, and close everything at the end of the block.
+
+        Port 0 stands for a free port. Raises ConfigError if the server cannot listen there.
+        """
         runner = web.AppRunner(self.app, access_log=None, shutdown_timeout=1.0)
         try:
-            trial = await asyncio.to_thread(self._make, "trial")  # what is wrong with its knobs is wrong now
+            trial = await asyncio.to_thread(self._make, "trial")  # so that errors in its options appear at once
             await trial.close()
             await runner.setup()
             site = web.TCPSite(runner, host, port)
@@ -103,7 +107,7 @@ class SandboxServer:
             self._reaper.cancel()
         for name in tuple(self._tenants):
             self._dismiss(name, "the server stops")
-        await asyncio.gather(*self._going.values())
+        await asyncio.gather(*self._closing.values())
 
     async def _reap(self) -> None:
         while True:
@@ -113,10 +117,10 @@ class SandboxServer:
                 self._dismiss(name, f"it was not heard of for {self._lease:g} s")
 
     def _dismiss(self, name: str, why: str) -> None:
-        """Remove a client and close what it has."""
+        """Remove a client and start closing its provider."""
         self._heard.pop(name, None)
-        task = self._going[name] = asyncio.ensure_future(self._end(self._tenants.pop(name), why))
-        task.add_done_callback(lambda _: self._going.pop(name))
+        task = self._closing[name] = asyncio.ensure_future(self._end(self._tenants.pop(name), why))
+        task.add_done_callback(lambda _: self._closing.pop(name))
 
     async def _end(self, opening: asyncio.Task[Tenant], why: str) -> None:
         await asyncio.wait([opening])
@@ -125,7 +129,7 @@ class SandboxServer:
             await tenant.close()
             _log.info("client %s: closed, as %s", tenant.name, why)
 
-    # What is asked
+    # Request handlers
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -187,8 +191,8 @@ class SandboxServer:
         client = part(message, "client", str)
         if client in self._tenants:
             self._dismiss(client, "it said so")
-        if client in self._going:  # also where it says so again
-            await asyncio.wait([self._going[client]])
+        if client in self._closing:  # also if it asks again
+            await asyncio.wait([self._closing[client]])
         return bytes_response(frame({}))
 
     async def _known(self, request: web.Request) -> web.StreamResponse:
@@ -215,7 +219,7 @@ class SandboxServer:
 
 
 async def result(job: asyncio.Task[bytes]) -> bytes:
-    """Return the answer of a request, or that it is not finished yet."""
+    """Return the answer to a request, or after `POLL` seconds a message that it is not finished."""
     await asyncio.wait([job], timeout=POLL)
     if not job.done():
         return frame({"wait": True})
@@ -226,12 +230,12 @@ async def result(job: asyncio.Task[bytes]) -> bytes:
 
 
 def bytes_response(body: bytes) -> web.Response:
-    """Return a response that carries these bytes."""
+    """Return a response with `body` as its content."""
     return web.Response(body=body, content_type="application/octet-stream")
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address is reachable from this machine only. Raises ConfigError for an unknown name."""
+    """Return whether a host can be reached from this machine only. Raises ConfigError for an unknown name."""
     try:
         found = socket.getaddrinfo(host, None)
     except OSError as error:

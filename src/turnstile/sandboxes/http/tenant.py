@@ -1,4 +1,4 @@
-"""A client of a sandbox server: its provider, its sandboxes and its requests."""
+"""A client of a sandbox server, with its provider, its sandboxes and its requests."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from turnstile.sandboxes.http.wire import KEPT, POLL, GarbageError, error_messag
 _log = logging.getLogger(__name__)
 
 Answer = tuple[dict[str, Any], bytes]
-STUBBORN = 60.0  # seconds for what is under way to end when its client goes
-CHARS = 100_000_000  # of a command's output that may be asked for
+STUBBORN = 60.0  # seconds within which running requests should end when their client goes
+CHARS = 100_000_000  # the largest output_chars that a client may set
 
 
 class Tenant:
-    """A client whose commands, sandboxes and snapshots end with it.
+    """A client whose commands, sandboxes and snapshots end when it is closed.
 
-    The client chooses the ids of requests. A repeated request is not executed again, but gets the answer of the first.
+    The client chooses the ids of requests. A repeated request is not executed again, but gets the answer to the first.
     A request that was cancelled before it arrived is never executed.
     """
 
@@ -36,13 +36,14 @@ class Tenant:
         self._most = most  # bytes of an answer
         self._sandboxes: dict[str, Sandbox] = {}
         self._snapshots: dict[str, Template] = {}
-        self._jobs: dict[str, asyncio.Task[bytes] | None] = {}  # None: was answered, or cancelled before it came
+        self._jobs: dict[str, asyncio.Task[bytes] | None] = {}  # None: answer received, or cancelled before it arrived
         self._closed = False
 
     def begin(self, message: Mapping[str, Any], data: bytes) -> asyncio.Task[bytes]:
-        """Return the task that executes a request.
+        """Return the task of a request, and start it if the request is new.
 
-        Raises SandboxError if the client is closed, GarbageError for an invalid request.
+        Raises SandboxError if the client is closed or the request was answered or cancelled, and GarbageError if the
+        request is invalid.
         """
         identity = part(message, "id", str)
         self.forget_received(message)
@@ -56,21 +57,24 @@ class Tenant:
         return self.job(identity)
 
     def job(self, identity: str) -> asyncio.Task[bytes]:
-        """Return the task of an earlier request. Raises SandboxError if there is none."""
+        """Return the task of an earlier request.
+
+        Raises SandboxError if the request is not known, or was answered or cancelled.
+        """
         found = self._jobs.get(identity)
         if found is None:
             raise SandboxError("the sandbox server knows no such request, or has answered or cancelled it before")
         return found
 
     def forget_received(self, message: Mapping[str, Any]) -> None:
-        """Forget these answers, which the client has received."""
+        """Drop the answers that `message` acknowledges."""
         for identity in words(message, "got"):
             job = self._jobs.get(identity)
             if job is not None and job.done():
                 self._jobs[identity] = None
 
     async def cancel(self, identity: str) -> bool:
-        """Cancel a request; return False if it has not ended yet. A sandbox that it started is closed."""
+        """Cancel a request and return whether it has ended. If so, close the sandbox that it started, if any."""
         job = self._jobs.get(identity)
         if job is None:
             self._remember(identity, None)
@@ -83,7 +87,7 @@ class Tenant:
         return True
 
     async def close(self) -> None:
-        """End everything. Never fails: what cannot be ended is logged."""
+        """End everything that belongs to the client. Never raises an error: what cannot be ended is logged."""
         self._closed = True
         running = [job for job in self._jobs.values() if job is not None and not job.done()]
         for job in running:
@@ -93,14 +97,14 @@ class Tenant:
         self._jobs.clear()
         try:
             await self._provider.close()
-        except Exception as error:  # the others' sandboxes are to be closed all the same
+        except Exception as error:  # other clients' sandboxes must still be closed
             expected = isinstance(error, TurnstileError | OSError)
             _log.warning(
                 "client %s: its sandboxes may not be closed: %s", self.name, error, exc_info=None if expected else error
             )
 
     def _remember(self, identity: str, job: asyncio.Task[bytes] | None) -> None:
-        """Keep a request while it runs, and then for the time in which it may be repeated."""
+        """Keep a request while it runs, and after that for as long as it may be repeated."""
         self._jobs[identity] = job
         loop = asyncio.get_running_loop()
         if job is None:
@@ -116,7 +120,7 @@ class Tenant:
             return frame(answer, found)
         except UnknownUploadError:
             return frame({"unknown": True})
-        except Exception as error:  # the client's to raise
+        except Exception as error:  # the client raises it
             if not isinstance(error, TurnstileError | OSError | ValueError):
                 _log.exception("client %s: %s failed", self.name, message["verb"])
             return frame(error_message(error))
@@ -126,7 +130,7 @@ class Tenant:
         given = part(message, "template", dict)
         deps = (
             None if message.get("deps") is None else Path(part(message, "deps", str))
-        )  # the provider's to know, or not
+        )  # the provider may know it or not
         if "tree" in given:
             async with self._uploads.held(part(given, "tree", str)) as folder:
                 sandbox = await self._provider.start(folder, deps=deps)
@@ -135,7 +139,7 @@ class Tenant:
             if snapshot is None:
                 raise SandboxError("the sandbox server has no such snapshot of this client")
             root = part(given, "root", str)
-            if isinstance(snapshot, Image) and root:  # where commands of this sandbox run, which is the client's to say
+            if isinstance(snapshot, Image) and root:  # the client may choose where commands run
                 snapshot = replace(snapshot, root=root)
             sandbox = await self._provider.start(snapshot, deps=deps)
         else:
@@ -190,13 +194,13 @@ _VERBS: Mapping[str, Verb] = {
 
 
 def end(job: asyncio.Task[bytes]) -> None:
-    """Cancel a task once: a second cancellation would interrupt the clean-up of the first."""
+    """Cancel a task, but only once, since a second cancellation would interrupt the clean-up of the first."""
     if not job.cancelling():
         job.cancel()
 
 
 def words(message: Mapping[str, Any], name: str) -> list[str]:
-    """Return a list of strings of a request. Raises GarbageError for anything else."""
+    """Return a field of a request that is a list of strings. Raises GarbageError if it is anything else."""
     found = part(message, name, list)
     if not all(isinstance(word, str) for word in found):
         raise GarbageError(f"{name} has a word that is no string")
@@ -214,5 +218,5 @@ def read_limits(message: Mapping[str, Any]) -> Limits:
 
 
 def name_of(message: Mapping[str, Any]) -> str:
-    """Return a client's name for itself, in characters that may be logged."""
+    """Return the name that a client gives itself, in characters that may be logged."""
     return "".join(letter for letter in str(message.get("run") or "")[:80] if letter.isprintable()) or "no name"

@@ -16,18 +16,18 @@ from turnstile.errors import ConfigError, SandboxError
 from turnstile.sandboxes.archive import TooLargeError, unpack_tree
 from turnstile.sandboxes.folder import Home, remove_tree, short_machine
 
-SLOWEST = 256 << 10  # bytes a second
+SLOWEST = 256 << 10  # bytes per second
 
 
 class UnknownUploadError(Exception):
-    """Raised if there is no template with this digest, or no longer."""
+    """Raised if no template with the requested digest is kept."""
 
 
 class Uploads:
-    """At most `most_mb` of unpacked templates; the least recently used ones make room for others.
+    """Unpacked templates of at most `most_mb` MiB; the least recently used ones make room for others.
 
-    An upload takes its space twice for a while, packed in the temporary folder and unpacked. At most `at_once` uploads
-    are received at a time. One that is slower than `SLOWEST` for more than `stall` seconds is given up.
+    For a while an upload takes its space twice, packed in the temporary folder and unpacked. At most `at_once` uploads
+    are received at a time. One that falls more than `stall` seconds behind the speed `SLOWEST` is given up.
     """
 
     def __init__(self, *, most_mb: int, root: Path | None = None, at_once: int = 4, stall: float = 60.0) -> None:
@@ -44,13 +44,13 @@ class Uploads:
         return digest in self._there
 
     async def receive(self, digest: str, parts: AsyncIterator[bytes]) -> None:
-        """Store the archive with this digest (SHA-256, hexadecimal).
+        """Receive the archive with this digest (SHA-256, hexadecimal) and store it unpacked.
 
         Raises ConfigError if it is too large, SandboxError if it has another digest, arrives too slowly or does not
         fit, and ValueError if it is not an archive.
         """
         async with self._coming:
-            with tempfile.TemporaryFile() as archive:  # not at home, which may be memory
+            with tempfile.TemporaryFile() as archive:  # not in the home, which may be in memory
                 await self._spool(digest, parts, archive)
                 folder = self._home.new_snapshot()
                 try:
@@ -58,7 +58,7 @@ class Uploads:
                 except BaseException:
                     await asyncio.to_thread(remove_tree, folder)
                     raise
-        if digest in self._there:  # somebody else was quicker
+        if digest in self._there:  # another upload was quicker
             await asyncio.to_thread(remove_tree, folder)
             return
         self._there[digest] = folder, size
@@ -66,7 +66,10 @@ class Uploads:
 
     @asynccontextmanager
     async def held(self, digest: str) -> AsyncIterator[Path]:
-        """Keep the folder for the duration of the block, and yield it. Raises UnknownUploadError."""
+        """Yield a template's folder, and keep it for the duration of the block.
+
+        Raises UnknownUploadError if there is no such template.
+        """
         if digest not in self._there:
             raise UnknownUploadError
         self._there.move_to_end(digest)
@@ -95,7 +98,7 @@ class Uploads:
             found.update(data)
             size += len(data)
             if size > self._most:
-                raise too_large(self._most)
+                raise too_large_error(self._most)
             with short_machine(Path(tempfile.gettempdir())):
                 await asyncio.to_thread(archive.write, data)
         if found.hexdigest() != digest:
@@ -103,7 +106,7 @@ class Uploads:
         archive.seek(0)
 
     async def _make_room(self) -> None:
-        """Remove the oldest folders that are not in use, but never the newest."""
+        """Remove the least recently used folders that are not in use, except the newest, until the rest fits."""
         async with self._clearing:
             total = sum(size for _, size in self._there.values())
             for digest in list(self._there)[:-1]:
@@ -115,18 +118,23 @@ class Uploads:
                     await asyncio.to_thread(remove_tree, folder)
 
 
-def too_large(most: int) -> ConfigError:
-    """Return the error for a template of more than `most` bytes."""
-    return ConfigError(f"a template of more than {most >> 20} MiB; give the sandbox server a larger --templates-mb")
+def too_large_error(max_bytes: int) -> ConfigError:
+    """Return the error for a template of more than `max_bytes`."""
+    return ConfigError(
+        f"a template of more than {max_bytes >> 20} MiB; give the sandbox server a larger --templates-mb"
+    )
 
 
-def _unpack(archive: IO[bytes], folder: Path, most: int) -> int:
-    """Unpack an archive and return the bytes that it takes."""
+def _unpack(archive: IO[bytes], folder: Path, max_bytes: int) -> int:
+    """Unpack an archive and return the bytes that it takes on disk.
+
+    Raises ConfigError if these are more than `max_bytes`, and SandboxError if the archive cannot be written.
+    """
     with short_machine(folder):
         folder.mkdir()
         try:
-            return unpack_tree(archive, folder, most=most)
+            return unpack_tree(archive, folder, max_bytes=max_bytes)
         except TooLargeError:
-            raise too_large(most) from None
+            raise too_large_error(max_bytes) from None
         except PermissionError as error:
             raise SandboxError(f"the template cannot be unpacked: {error}") from None

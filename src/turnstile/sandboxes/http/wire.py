@@ -1,7 +1,7 @@
-"""The protocol of `remote` and `server`: frames, as a container's runner takes them, and typed errors.
+"""The protocol between `remote` and `server`: frames like those of a container's runner, and typed errors.
 
-Every request is a POST; its body and its answer are one frame: JSON, then bytes. File names and command arguments are
-JSON strings in which bytes that are not UTF-8 are escaped, so that nothing is lost.
+A request is a POST of one frame (JSON, then bytes) or a PUT of a template's archive, and its answer is one frame. File
+names and command arguments are JSON strings in which bytes that are not UTF-8 are escaped, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from turnstile.errors import (
 )
 from turnstile.sandboxes.containers.runner.frames import HEAD
 
-WIRE = 2  # of both ends the same
+WIRE = 2  # version of the protocol, which must be the same at both ends
 TOKEN = "TURNSTILE_SANDBOX_TOKEN"
-"""The environment variable that holds the token, at both ends."""
-POLL = 10.0  # seconds after which a request under way is answered with "wait", so that no answer takes long
-KEPT = 300.0  # seconds for which a request is known again: longer than a client goes on sending it
+"""The environment variable that holds the token at both ends."""
+POLL = 10.0  # seconds after which an unfinished request is answered with "wait", so that no answer takes long
+KEPT = 300.0  # seconds for which a request is remembered, longer than a client repeats it
 
 T = TypeVar("T")
 _KNOWN: Mapping[str, type[Exception]] = {
@@ -43,17 +43,17 @@ _KNOWN: Mapping[str, type[Exception]] = {
 
 
 class GarbageError(ValueError):
-    """Raised for a message that is not a frame, or lacks a required field."""
+    """Raised for a message that is not a frame, or in which a field is missing or has the wrong type."""
 
 
 def frame(message: Mapping[str, Any], data: bytes = b"") -> bytes:
-    """Return a message and its data as bytes."""
+    """Return a message and its data as one frame."""
     body = json.dumps(message).encode()
     return b"".join((HEAD.pack(len(body), len(data)), body, data))
 
 
 def unframe(found: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return the JSON and the data of a frame. Raises GarbageError."""
+    """Return the message and the data of a frame. Raises GarbageError if `found` is not a frame."""
     if len(found) < HEAD.size:
         raise GarbageError(f"{len(found)} bytes are no frame")
     size, data_size = HEAD.unpack_from(found)
@@ -70,7 +70,7 @@ def unframe(found: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def part(message: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    """Return a field of a message. Raises GarbageError if it is missing or of another type."""
+    """Return a field of a message. Raises GarbageError if it is missing or has another type."""
     value = message.get(name)
     if not isinstance(value, kind):
         raise GarbageError(f"{name} is {value!r:.80} instead of a {kind.__name__}")
@@ -78,7 +78,7 @@ def part(message: Mapping[str, Any], name: str, kind: type[T]) -> T:
 
 
 def error_message(error: Exception) -> dict[str, Any]:
-    """Return an answer that reports an error."""
+    """Return a message that reports an error."""
     if isinstance(error, OSError):
         name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
         return {"errno": error.errno, "error": error.strerror or str(error), "name": name}

@@ -1,4 +1,4 @@
-"""Running commands: one at a time, watched to its end, together with the processes that it leaves behind."""
+"""Running commands one at a time, each until it and all the processes that it started have ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-TICK = 0.1  # seconds between two looks at the number of processes
+TICK = 0.1  # seconds between two counts of the processes
 STUBBORN = 10.0  # seconds within which killed processes must be gone
 TIMED_OUT = 124
 NOT_FOUND = 127
@@ -28,10 +28,10 @@ F_SETPIPE_SZ = 1031
 
 
 class Output:
-    """One output stream of a command: a pipe, and the part of its text that is kept."""
+    """One output stream of a command: a pipe, and the part of the text that is kept."""
 
     def __init__(self, limit: int) -> None:
-        self.descriptor, self.theirs = os.pipe()
+        self.descriptor, self.write_end = os.pipe()
         os.set_blocking(self.descriptor, False)
         self.cut = Cut(limit)
         self.piece = PIECE
@@ -44,30 +44,30 @@ class Output:
         except BlockingIOError:
             return False
         self.cut.feed(data)
-        if len(data) == PIECE:  # a full pipe, of a command that writes much
-            with contextlib.suppress(OSError):  # larger than this user may have
+        if len(data) == PIECE:  # the pipe was full, so the command writes a lot
+            with contextlib.suppress(OSError):  # this user may not have a larger pipe
                 fcntl.fcntl(self.descriptor, F_SETPIPE_SZ, CHUNK)
                 self.piece = CHUNK
         self.ended = not data
         return bool(data)
 
     def drain(self) -> None:
-        """Read the rest; a process that holds the other end may have survived every attempt to end it."""
+        """Read what is left without waiting, since a process that could not be killed may still hold the other end."""
         while not self.ended and self.take():
             pass
 
-    def close_theirs(self) -> None:
-        if self.theirs >= 0:
-            os.close(self.theirs)
-            self.theirs = -1
+    def close_write_end(self) -> None:
+        if self.write_end >= 0:
+            os.close(self.write_end)
+            self.write_end = -1
 
     def close(self) -> None:
-        self.close_theirs()
+        self.close_write_end()
         os.close(self.descriptor)
 
 
 class Commands:
-    """An executor of commands. `source` is where the host announces that one is to be ended."""
+    """An executor of commands. `source` is the input on which the host asks to end the running one."""
 
     def __init__(self, source: Input) -> None:
         self.source = source
@@ -78,15 +78,15 @@ class Commands:
         signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
 
     def execute(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run a command to its end, and end the processes that it leaves behind."""
+        """Run a command to its end, kill the processes that it leaves behind, and return its result."""
         check_root(request["cwd"])
         limits = request["limits"]
         out, err = outputs = Output(limits["output_chars"]), Output(limits["output_chars"])
         try:
             started = time.monotonic()
-            child = spawn(request, out.theirs, err.theirs)
+            child = spawn(request, out.write_end, err.write_end)
             for output in outputs:
-                output.close_theirs()
+                output.close_write_end()
             status, spent, verdict = NOT_FOUND << 8, 0.0, ""
             if child is not None:
                 status, spent, verdict = self.watch(child, started, limits, outputs)
@@ -98,7 +98,7 @@ class Commands:
             for output in outputs:
                 output.close()
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
-        if verdict == "crowd":  # the command's own doing, and not to be taken for the kernel's out-of-memory kill
+        if verdict == "crowd":  # caused by the command, and not to be mistaken for an out-of-memory kill
             code = 128 + signal.SIGTERM
         used_up = spent >= limits["cpu_seconds"]
         timed_out = verdict == "time" or code == 128 + signal.SIGXCPU or (code == 128 + signal.SIGKILL and used_up)
@@ -118,7 +118,8 @@ class Commands:
     ) -> tuple[int, float, str]:
         """Read a command's output until it ends, or until a limit or the host stops it.
 
-        Returns its status, its processor time in seconds, and the reason of its end.
+        Returns its wait status, its processor time in seconds and why it was stopped: "time", "crowd" (too many
+        processes), "cancelled", or "" if it ended on its own.
         """
         poll = select.poll()
         for descriptor in (*(output.descriptor for output in outputs), self.bell, self.source.descriptor):
@@ -154,9 +155,9 @@ class Commands:
                 return (*ended, verdict)
 
     def end_all(self) -> None:
-        """Kill every other process of the container and wait until they have ended.
+        """Kill every other process in the container and wait until they have ended.
 
-        Raises GoneError if they do not end.
+        Raises GoneError if they do not end in time.
         """
         deadline = time.monotonic() + STUBBORN
         while kill_all():
@@ -168,7 +169,7 @@ class Commands:
 
 
 def reap(child: int) -> tuple[int, float] | None:
-    """Collect all ended processes; return the command's own status and processor time if it is among them."""
+    """Collect all ended processes. Return the status and processor time of `child`, or None if it is not among them."""
     found = None
     while True:
         try:

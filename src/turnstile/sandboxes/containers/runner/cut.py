@@ -7,7 +7,10 @@ from collections import deque
 
 
 class Cut:
-    """The head and the tail of a text that arrives as bytes, `limit` characters together, and how many are left out."""
+    """The head and the tail of a text that arrives as bytes, at most `limit` characters together.
+
+    The number of characters left out is counted.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

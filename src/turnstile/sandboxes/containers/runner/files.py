@@ -1,4 +1,4 @@
-"""Files and folders: reading or writing one, or an archive of many."""
+"""Reading and writing single files, and packing and unpacking archives."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 
 
 class GoneError(Exception):
-    """Raised if the working folder is gone, or if running processes cannot be ended."""
+    """Raised if the working folder is gone, or if processes cannot be killed."""
 
 
 def begin(request: dict[str, Any]) -> None:
-    """Create the working folders."""
+    """Create the working folders, and empty those that a snapshot may have filled.
+
+    Raises NotADirectoryError if there is no root folder then.
+    """
     os.umask(0o022)
     for folder in request["empty"]:
         remove_inside(folder)
@@ -33,7 +36,7 @@ def begin(request: dict[str, Any]) -> None:
 
 
 def remove_inside(folder: str) -> None:
-    """Remove what a snapshot brought along and is to be replaced, even from folders without permissions."""
+    """Remove everything in a folder, even from subfolders without permissions. Nothing happens if it is missing."""
     if os.path.isdir(folder) and not os.path.islink(folder):
         os.chmod(folder, 0o700)
     for top, folders, _ in os.walk(folder):
@@ -50,13 +53,16 @@ def remove_inside(folder: str) -> None:
 
 
 def check_root(root: str) -> None:
-    """Raise GoneError where the working folder is gone."""
+    """Raise GoneError if the working folder is gone or replaced by a link."""
     if os.path.islink(root) or not os.path.isdir(root):
         raise GoneError(f"its folder {root} is gone")
 
 
 def resolve(root: str, path: str) -> str:
-    """Return the real path of `path` below `root`. Raises ValueError if it leaves the root, links followed."""
+    """Return the real path of `path`, which is relative to `root`.
+
+    Raises ValueError if it is absolute or, after following links, leaves the root.
+    """
     check_root(root)
     top = os.path.realpath(root)
     if not os.path.isabs(path) and "\0" not in path:
@@ -67,7 +73,7 @@ def resolve(root: str, path: str) -> str:
 
 
 def send_file(request: dict[str, Any]) -> None:
-    """Send a file's bytes as data of the answer."""
+    """Send a file's bytes as the data of an answer."""
     real = resolve(request["root"], request["path"])
     descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb", buffering=0, closefd=True) as file:
@@ -83,7 +89,7 @@ def send_file(request: dict[str, Any]) -> None:
 
 
 def write(request: dict[str, Any], data: Data) -> None:
-    """Write by replacing the file, so that no link made by a command redirects the write."""
+    """Write a file by replacing it, so that no link made by a command redirects the write."""
     real = resolve(request["root"], request["path"])
     folder = os.path.dirname(real)
     os.makedirs(folder, exist_ok=True)
@@ -100,7 +106,7 @@ def write(request: dict[str, Any], data: Data) -> None:
 
 
 def put_file(path: str, mode: int, data: Data, size: int) -> None:
-    """Create a file from the next `size` bytes."""
+    """Create a file from the next `size` bytes of `data`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb", buffering=0) as file:
         while size:
@@ -110,8 +116,9 @@ def put_file(path: str, mode: int, data: Data, size: int) -> None:
                 view = view[file.write(view) :]
 
 
-# Archives: entries one after the other, each a frame. Its JSON has `kind` (folder, file or link), `name` (below the
-# root, folders before what is in them), a file's `mode` and where a link leads, `to`; its data is a file's content.
+# An archive is a sequence of entries, each a frame. Its JSON has `kind` (folder, file or link), `name` (relative to the
+# root; a folder comes before its contents), the `mode` of a file and the target `to` of a link; its data is the content
+# of a file.
 
 
 def unpack(root: str, data: Data) -> None:
@@ -130,7 +137,7 @@ def unpack(root: str, data: Data) -> None:
 
 
 def pack(root: str) -> None:
-    """Send `root` as an archive of folders, files and links, in answers with `more`."""
+    """Send an archive of the folders, files and links in `root`, in answers with `more`."""
     check_root(root)
     pieces = Pieces()
     pending = [(root, "")]
@@ -155,7 +162,10 @@ def pack(root: str) -> None:
 
 
 def exactly(file: Any, size: int) -> Iterator[bytes]:
-    """Yield the next `size` bytes of a file in pieces; if it ends earlier, zeros, since that length was promised."""
+    """Yield the next `size` bytes of a file in pieces.
+
+    If the file ends early, zeros follow, since the size has already been announced.
+    """
     while size:
         part = file.read(min(CHUNK, size)) or bytes(min(CHUNK, size))
         size -= len(part)
@@ -163,7 +173,7 @@ def exactly(file: Any, size: int) -> Iterator[bytes]:
 
 
 class Pieces:
-    """A writer that sends its data as answers with `more`, each of about one chunk."""
+    """A buffer that sends its data in answers with `more`, each of about one chunk."""
 
     def __init__(self) -> None:
         self.held: list[bytes] = []

@@ -1,6 +1,6 @@
 """Frames of requests and answers over standard input and output.
 
-frame = length of the JSON (4 bytes), length of the data (8 bytes), both big endian, then JSON and data
+A frame is the length of its JSON (4 bytes) and of its data (8 bytes), both big-endian, and then the JSON and the data.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 HEAD = struct.Struct(">IQ")
 CHUNK = 1 << 20
-PIECE = 1 << 16  # bytes that are read where few are expected: memory for more is mapped anew each time
+PIECE = 1 << 16  # bytes to read when few are expected; memory for more would be mapped anew each time
 
 
 class Input:
-    """Standard input, read as it arrives. Raises EOFError at its end."""
+    """Standard input, read as it arrives. Reading raises EOFError at its end."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self.buffer = b""
 
     def some(self, count: int) -> bytes:
-        """Return at least one byte and at most `count`."""
+        """Return at least one byte and at most `count` bytes."""
         if not self.buffer:
             self.buffer = os.read(self.descriptor, CHUNK if count > PIECE else PIECE)
             if not self.buffer:
@@ -44,7 +44,7 @@ class Input:
 
 
 class Data:
-    """The data of one frame, as a file to read from."""
+    """The data of one frame, with the `read` method of a file."""
 
     def __init__(self, source: Input, size: int) -> None:
         self.source = source
@@ -62,13 +62,13 @@ class Data:
 
 
 def send(answer: dict[str, Any], data: bytes = b"") -> None:
-    """Send an answer and its data."""
+    """Send an answer with its data."""
     body = json.dumps(answer).encode()
     put(HEAD.pack(len(body), len(data)) + body + data)
 
 
 def put(data: bytes) -> None:
-    """Write all bytes to standard output."""
+    """Write all of `data` to standard output."""
     view = memoryview(data)
     while view:
         view = view[os.write(1, view) :]

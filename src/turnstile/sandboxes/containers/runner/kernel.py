@@ -1,4 +1,4 @@
-"""Queries to the kernel about this container and its processes."""
+"""Requests to the kernel about this container and its processes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 import signal
 from collections.abc import Sequence
 
-NO_ROOM = 1 << 16  # bytes; a disk with less left is full
+NO_ROOM = 1 << 16  # bytes; a disk with less free space counts as full
 GROUPS = "/sys/fs/cgroup"
 
 
 class Kills:
-    """The number of processes of this container that the kernel killed for lack of memory."""
+    """A counter of the container's processes that the kernel killed for lack of memory."""
 
     def __init__(self, files: Sequence[str]) -> None:
-        """Open the first of `files`, the candidate counters, that exists."""
+        """Open the first of `files` that exists; each could hold the counter."""
         self.file = next((os.open(name, os.O_RDONLY) for name in files if os.path.isfile(name)), None)
         self.known = self.count()
 
@@ -24,19 +24,22 @@ class Kills:
         return next((int(line.split()[1]) for line in content.splitlines() if line.startswith(b"oom_kill ")), 0)
 
     def more(self) -> bool:
-        """Return whether the number has grown since the last call."""
+        """Return whether the count has grown since the last call, or since the start."""
         before, self.known = self.known, self.count()
         return self.known > before
 
 
 def kill_counts(cgroup_file: str = "/proc/self/cgroup") -> list[str]:
-    """Return the files that may hold the counter, in either version of control groups."""
-    mine = f"{GROUPS}{own_group(cgroup_file)}"  # where we see the machine's view
+    """Return the paths of files that may hold the counter, for both versions of control groups."""
+    mine = f"{GROUPS}{own_group(cgroup_file)}"  # if this process sees the host's groups
     return [f"{mine}/memory.events", f"{GROUPS}/memory.events", f"{GROUPS}/memory/memory.oom_control"]
 
 
 def own_group(cgroup_file: str) -> str:
-    """Return our control group of version 2 as we see it: empty in a namespace of our own, or with version 1."""
+    """Return the path of our control group (version 2) as seen from this process.
+
+    It is empty in a cgroup namespace of our own, or if only version 1 is in use.
+    """
     try:
         with open(cgroup_file) as file:
             return next((line[3:].strip().rstrip("/") for line in file if line.startswith("0::")), "")
@@ -45,7 +48,7 @@ def own_group(cgroup_file: str) -> str:
 
 
 def kill_all() -> bool:
-    """Kill every other process of the container; return False if there is none."""
+    """Kill every other process in the container. Return False if there is none."""
     try:
         os.kill(-1, signal.SIGKILL)
     except ProcessLookupError:
@@ -54,12 +57,12 @@ def kill_all() -> bool:
 
 
 def count_others() -> int:
-    """Return how many processes there are besides this one."""
+    """Return the number of processes besides this one."""
     return sum(name.isdigit() for name in os.listdir("/proc")) - 1
 
 
 def is_full(folder: str) -> bool:
-    """Return whether a folder's disk has no room left."""
+    """Return whether the disk that holds a folder has no room left."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize < NO_ROOM
 

@@ -1,11 +1,13 @@
 """The program inside a container that serves `turnstile.sandboxes.containers.provider`.
 
 It is the container's first process. Its modules are passed to the image's Python as one text (`containers.program`), so
-the image only needs Python 3.7 with its standard library. Requests arrive on standard input, answers leave on standard
-output (`frames`). One request is handled at a time; the only frame that may arrive meanwhile is `cancel`, which has no
-answer of its own. An answer with `more` is followed by another. As the first process of its PID namespace it cannot be
-killed from inside, inherits every orphan, and ends all other processes with one `kill(-1)`. When its input ends, the
-host is gone: it exits, and everything in the container with it.
+the image only needs Python 3.7 with its standard library. Requests arrive on standard input, and answers leave on
+standard output (`frames`). One request is handled at a time; only the frame `cancel`, which has no answer of its own,
+may arrive meanwhile. An answer with `more` is followed by another.
+
+As the first process of its PID namespace, it cannot be killed from inside, inherits every orphan, and can kill all
+other processes with one `kill(-1)`. When its input ends, the host is gone, so it exits and ends everything in the
+container.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ PR_SET_CHILD_SUBREAPER = 36
 def main() -> NoReturn:
     """Answer requests until the input ends."""
     prctl(PR_SET_DUMPABLE, 0)  # commands of the same user can then neither trace us nor open our pipes
-    prctl(PR_SET_CHILD_SUBREAPER, 1)  # for an engine that puts an init before us
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # for an engine that makes an init the first process
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)  # and not SIG_IGN, which commands would inherit
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which commands would inherit
     source = Input(0)
     commands = Commands(source)
     try:
@@ -50,7 +52,7 @@ def main() -> NoReturn:
 
 
 def answer(request: dict[str, Any], data: Data, commands: Commands) -> None:
-    """Carry out a request, and send what came of it."""
+    """Carry out a request and send its result, or the error that it raised."""
     operation = request["op"]
     try:
         if operation == "exec":
@@ -84,5 +86,5 @@ def answer(request: dict[str, Any], data: Data, commands: Commands) -> None:
 
 
 def shown(name: Any) -> str:
-    """Return a name of a file as text."""
+    """Return a file's name as text."""
     return os.fsdecode(name) if isinstance(name, (str, bytes)) else str(name)

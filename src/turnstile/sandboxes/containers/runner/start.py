@@ -1,6 +1,6 @@
-"""Starting a command without copying this process, which takes a fifth of the time of `os.fork`.
+"""Starting commands without copying this process, which takes a fifth of the time of `os.fork`.
 
-A command's limits are therefore set a moment after it starts; the limits of the container hold from the start.
+A command's limits are therefore set a moment after it starts; the container's limits apply from the start.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ if TYPE_CHECKING:
 
 
 HANDLED = [getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ") if hasattr(signal, name)]
-"""What Python ignores, and commands shall not."""
-OWN = dict(os.environ)  # which reads and decodes every variable anew
-can_spawn = hasattr(os, "posix_spawn")  # from Python 3.8 on, and see `launch`
+"""Signals that Python ignores and commands must not."""
+OWN = dict(os.environ)  # a copy, since os.environ decodes a variable at each access
+can_spawn = hasattr(os, "posix_spawn")  # since Python 3.8; `launch` clears it if the C library is too old
 
 
 def spawn(request: dict[str, Any], out: int, err: int) -> int | None:
-    """Start the command in a session of its own; return its process id, or None if it cannot be run."""
+    """Start the command in its own session and return its process id.
+
+    If it cannot be run, write why to `err` and return None.
+    """
     argv = request["argv"]
     try:
         pid = launch(argv, request["cwd"], environment(request["env"]), out, err)
-    except (OSError, ValueError) as error:  # not to be found, not to be run, or no text that can be passed on
+    except (OSError, ValueError) as error:  # not found, not executable, or with text that cannot be passed on
         reason = error.strerror if isinstance(error, OSError) else str(error)
         os.write(err, f"{argv[0]}: {reason}\n".encode(errors="replace"))
         return None
@@ -43,14 +46,14 @@ def spawn(request: dict[str, Any], out: int, err: int) -> int | None:
     with contextlib.suppress(OSError):
         score = os.open(f"/proc/{pid}/oom_score_adj", os.O_WRONLY)
         try:
-            os.write(score, b"1000")  # where memory runs out, it is the command that goes, and not the runner
+            os.write(score, b"1000")  # if memory runs out, the kernel kills the command and not the runner
         finally:
             os.close(score)
     return pid
 
 
 def launch(argv: list[str], cwd: str, env: dict[str, str], out: int, err: int) -> int:
-    """Start the command and return its process id. Raises OSError and ValueError if it cannot be run."""
+    """Start the command and return its process id. Raises OSError or ValueError if it cannot be run."""
     global can_spawn
     os.chdir(cwd)
     if can_spawn:
@@ -58,25 +61,25 @@ def launch(argv: list[str], cwd: str, env: dict[str, str], out: int, err: int) -
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_DUP2, out, 1),
             (os.POSIX_SPAWN_DUP2, err, 2),
-        ]  # nothing else that we have open is inherited
+        ]  # no other open file is inherited
         program = find(argv[0], env.get("PATH", os.defpath))
         try:
             return os.posix_spawn(program, argv, env, file_actions=actions, setsid=True, setsigdef=HANDLED)
-        except NotImplementedError:  # a C library that cannot begin a session so
+        except NotImplementedError:  # the C library cannot start a session this way
             can_spawn = False
-    import subprocess  # which takes as long again
+    import subprocess  # only here, since importing it takes as long again
 
     process = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, start_new_session=True, close_fds=False
     )
-    process.returncode = 0  # it is ours to wait for
+    process.returncode = 0  # this process waits for it, not Popen
     return process.pid
 
 
 def find(program: str, path: str) -> str:
-    """Resolve a program on PATH as a shell would; a name containing "/" is returned as is.
+    """Return the path of a program, found in the folders of `path` as a shell would find it.
 
-    Raises OSError if PATH has no executable by that name.
+    A name with "/" is returned unchanged. Raises OSError if no folder has an executable of that name.
     """
     if "/" in program:
         return program
@@ -89,7 +92,10 @@ def find(program: str, path: str) -> str:
 
 
 def environment(given: dict[str, str]) -> dict[str, str]:
-    """Return the image's environment with a command's own; the image's import paths come after the given ones."""
+    """Return the image's environment, updated with a command's own.
+
+    If both set PYTHONPATH, the command's entries come first.
+    """
     found = {**OWN, **given}
     if "PYTHONPATH" in given and OWN.get("PYTHONPATH"):
         found["PYTHONPATH"] = ":".join((given["PYTHONPATH"], OWN["PYTHONPATH"]))
@@ -97,15 +103,15 @@ def environment(given: dict[str, str]) -> dict[str, str]:
 
 
 def cap(pid: int, what: int, soft: int, hard: int | None = None) -> None:
-    """Lower one limit of a process, never above its current maximum."""
-    most = ceiling(what)
+    """Set a resource limit of a process, but never above its current maximum."""
+    highest = ceiling(what)
     top = soft if hard is None else hard
-    if most != resource.RLIM_INFINITY:
-        soft, top = min(soft, most), min(top, most)
+    if highest != resource.RLIM_INFINITY:
+        soft, top = min(soft, highest), min(top, highest)
     resource.prlimit(pid, what, (soft, top))
 
 
 @functools.lru_cache(maxsize=16)
 def ceiling(what: int) -> int:
-    """Return our own limit, with which every command starts."""
+    """Return this process's own hard limit, with which every command starts."""
     return resource.getrlimit(what)[1]
