@@ -1,8 +1,8 @@
-"""Append-only files of gzip members: each member holds one line of JSON and is either complete or damaged.
+"""Append-only files of gzip members, each holding one line of JSON.
 
-A member ends with gzip's checksum, so damage is detected, and `zcat` reads a file. Damage costs the members that it is
-in and no others: reading continues at the next header. What a killed process left half-written at the end is moved to
-`NAME.damaged` before the next member is written.
+A member ends with gzip's checksum, so damage is detected, and `zcat` can read the file. Damage costs only the members
+that it touches, because reading continues at the next header. A half-written member that a killed process left at the
+end is moved to `NAME.damaged` before the next member is written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 _GZIP = 31  # zlib's window size for "expect a gzip header"
 _HEADER = b"\x1f\x8b\x08"  # gzip, deflated
-_WRITTEN = _HEADER + bytes(5)  # as written here: no flags, no time
+_WRITTEN = _HEADER + bytes(5)  # the header written here, with no flags and no time
 _PIECE = 2**12  # bytes decompressed first; the size doubles for long members
 _log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 class Appender:
     """Appends members to the files of one folder.
 
-    A killed process loses none of them; after `sync` a machine that stops does not either.
+    Appended members survive the death of the process; after `sync` they also survive a crash of the machine.
     """
 
     def __init__(self, folder: Path, *, level: int = -1) -> None:
@@ -38,7 +38,8 @@ class Appender:
     def append(self, path: Path, body: Any) -> None:
         """Append one member that holds `body` as JSON.
 
-        A member that could not be written completely (the disk is full) is moved aside before the next one.
+        If a member could not be written completely, for example because the disk is full, the next call moves it aside
+        first.
         """
         if path not in self._whole:
             _move_torn_end(path)
@@ -48,7 +49,7 @@ class Appender:
         self._whole.discard(path)
         with path.open("ab", buffering=0) as file:
             left = memoryview(data)
-            while left:  # a full disk takes a part, and raises at the next write
+            while left:  # a full disk accepts a part and raises at the next write
                 left = left[file.write(left) :]
         self._whole.add(path)
         self._unsynced.add(path)
@@ -75,11 +76,11 @@ class Damage:
 
     begin: int
     end: int
-    entries: int  # lost in it, at least
+    entries: int  # minimum number of entries lost in it
 
 
 def read_members(path: Path) -> Iterator[Any]:
-    """Return the contents of a file's complete members in order; damage is skipped, with one warning in the log."""
+    """Return the contents of a file's complete members in order. Damage is skipped, with one warning in the log."""
     members, damages = _members(path.read_bytes())
     if damages:
         where = ", ".join(str(each.begin) for each in damages)
@@ -88,7 +89,7 @@ def read_members(path: Path) -> Iterator[Any]:
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk."""
+    """Flush a file, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -97,7 +98,7 @@ def flush(path: Path) -> None:
 
 
 def _members(data: bytes) -> tuple[list[bytes], list[Damage]]:
-    """Return the complete members, and the damage between them."""
+    """Return the complete members, and the damage between or after them."""
     members: list[bytes] = []
     damages: list[Damage] = []
     position = 0
@@ -113,7 +114,7 @@ def _members(data: bytes) -> tuple[list[bytes], list[Damage]]:
 
 
 def _member(data: bytes, begin: int) -> tuple[bytes, int] | None:
-    """Return the contents of the member at `begin`, and where it ends; None if no complete one begins there."""
+    """Return the contents and the end of the member at `begin`, or None if no complete member begins there."""
     unpacker, text, position, size = zlib.decompressobj(wbits=_GZIP), bytearray(), begin, _PIECE
     try:
         while not unpacker.eof:
@@ -128,8 +129,8 @@ def _member(data: bytes, begin: int) -> tuple[bytes, int] | None:
 
 
 def _next_member(data: bytes, begin: int) -> int:
-    """Return where the next complete member begins; the end of the data if there is none."""
-    # Compressed data may contain the header's bytes, so a place counts only if a complete member begins there.
+    """Return the position of the next complete member, or the length of the data if there is none."""
+    # Compressed data may contain the header's bytes, so a match counts only if a complete member begins there.
     while (begin := data.find(_HEADER, begin)) >= 0:
         if _member(data, begin) is not None:
             return begin
@@ -138,7 +139,7 @@ def _next_member(data: bytes, begin: int) -> int:
 
 
 def _move_torn_end(path: Path) -> None:
-    """Move what follows the last complete member to the `.damaged` file, so that the next member begins there."""
+    """Move everything after the last complete member to the `.damaged` file, so that the next member can follow it."""
     if not path.exists():
         return
     data = path.read_bytes()

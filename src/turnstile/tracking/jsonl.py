@@ -16,10 +16,10 @@ from turnstile.tracking.base import Scalars
 class JsonlTracker:
     """Appends an object for each step to `metrics.jsonl` and one for each message to `messages.jsonl`.
 
-    A line is in its file when the call returns, and outlives a machine that stops after the next `sync`. A damaged
-    end (the process was killed, the machine stopped) is moved to `NAME.damaged` with a warning in the log when the file
-    is opened again, and damaged lines before it are left out. Numbers that are not finite become the strings "NaN",
-    "Infinity" and "-Infinity", which `float` reads, so that every line is plain JSON.
+    A line is in its file when the call returns, and survives a crash of the machine after the next `sync`. When a file
+    is opened again, a damaged end (left by a killed process or a crash) is moved to `NAME.damaged` with a warning in
+    the log; damaged lines before it are skipped by readers. Numbers that are not finite become the strings "NaN",
+    "Infinity" and "-Infinity", which `float` accepts, so that every line is plain JSON.
     """
 
     def __init__(self, run: Path) -> None:
@@ -36,7 +36,7 @@ class JsonlTracker:
         _write(self._messages, {"time": time.time(), "level": level, "message": line})
 
     def progress(self, label: str, done: int, total: int) -> None:
-        """Do nothing: progress is of interest only while it happens."""
+        """Do nothing, since progress matters only while it happens."""
 
     def resume_at(self, step: int) -> None:
         self._metrics.close()
@@ -59,7 +59,7 @@ class JsonlTracker:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """Return the steps logged in a run's folder, oldest first; damaged lines are skipped."""
+    """Return the metrics of the steps logged in a run's folder, oldest first. Damaged lines are skipped."""
     path = Path(run) / "metrics.jsonl"
     if not path.exists():
         return []
@@ -80,7 +80,7 @@ _NUMBERS: dict[Any, Any] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": 
 
 
 def _open(path: Path) -> TextIO:
-    """Return the file, open for appending, without a damaged end."""
+    """Open the file for appending, after moving a damaged end aside, and return it."""
     if path.exists():
         lines, end = _whole(path)
         within, behind = end - sum(len(line) for line, _ in lines), path.stat().st_size - end
@@ -98,9 +98,9 @@ def _open(path: Path) -> TextIO:
 
 
 def _whole(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], int]:
-    """Return the lines of a file with their objects, and the number of bytes up to the end of the last valid one.
+    """Return a file's valid lines with their objects, and the position at which the last valid line ends.
 
-    Torn lines and lines without a JSON object are left out: a machine that crashed may have left zeros.
+    Torn lines and lines that are not a JSON object are left out; a crash of the machine may leave zeros.
     """
     lines, place, end = [], 0, 0
     for line in path.read_bytes().splitlines(keepends=True):
@@ -130,7 +130,7 @@ def _write(file: TextIO, body: dict[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value as plain JSON; numpy's and torch's numbers are converted by their `item`."""
+    """Return the value as plain JSON. Numbers of numpy and torch are converted by their `item`."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
