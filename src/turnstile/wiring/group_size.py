@@ -1,4 +1,4 @@
-"""Whether a step's rewards can reach its advantages at all: an estimator that compares attempts needs some."""
+"""A check that a step's rewards can affect its advantages, for estimators that compare attempts."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from turnstile.lookup import KINDS
 from turnstile.types import F32, Group, Trajectory
 from turnstile.wiring.kinds import bind
 
-MOST = 4  # groups that are made up
+MOST = 4  # maximum number of made-up groups
 OUTCOMES = (0.0, 1.0, 0.5, -1.0, 0.25, 1e3, 0.75, -1e3)
-"""What they came to, in turns: on both sides of any threshold that is likely."""
+"""The groups' outcomes, used in rotation, on both sides of any likely threshold."""
 
 
 def check_company(recipe: Recipe) -> None:
     """Raise ConfigError if groups have one attempt and the recipe's estimator compares attempts.
 
-    Then no reward would change an advantage, and the run would silently train on nothing. A built-in kind is tried,
-    with its knobs, on made-up groups of one, step after step; one of the user's own is trusted. So is a recipe that
-    trains groups without advantages by a loss that needs none.
+    No reward would then change an advantage, and the run would silently train on nothing. A built-in kind is tried with
+    its knobs on made-up groups of one, over several steps. A kind of the user's own is not checked, nor is a recipe
+    whose loss needs no advantages and that trains on groups without any.
     """
     train, rollout, kind = recipe.train, recipe.rollout, recipe.credit.kind
     if rollout.group_size > 1 or kind not in KINDS["credit"]:
@@ -47,7 +47,7 @@ def check_company(recipe: Recipe) -> None:
 
 
 def _alone(number: int) -> Group:
-    """Return a made-up attempt at a task, which never meets a state twice."""
+    """Return a made-up group of one attempt, which never visits a state twice."""
     group = sample_group(np.random.default_rng(number), f"g{number}", (4,))
     return replace(group, trajectories=tuple(map(_wandering, group.trajectories)))
 
@@ -58,9 +58,9 @@ def _wandering(trajectory: Trajectory) -> Trajectory:
 
 
 def _steps(estimator: Estimator, groups: list[Group]) -> list[Advantages]:
-    """Return the advantages of several steps, each with the state that the one before returned.
+    """Return the advantages of several steps, passing the state that each step returns to the next.
 
-    The steps differ in their rewards, and in what an auxiliary model has learned from earlier ones.
+    The steps differ in their rewards and in the auxiliary models' values.
     """
     rng = np.random.default_rng(0)
     found: list[Advantages] = []

@@ -1,7 +1,7 @@
-"""What of a recipe can be found wrong without loading anything: a moment's work, and no torch.
+"""Checks of a recipe that load nothing: they take a moment and do not import torch.
 
-`turnstile config --check` says it, and `turnstile train` begins with it. What it cannot know, kinds of the user's own
-above all, is checked at start, before a run's folder is made (`runs/train.py`).
+`turnstile config --check` reports their result, and `turnstile train` begins with them. Everything else, in particular
+kinds of the user's own, is checked at start, before a run's folder is made (`runs/train.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from turnstile.tracking.metrics import METRICS, meaning_of
 from turnstile.wiring.group_size import check_company
 
 ALONE = ("swe", "swe_shell", "guess")
-"""Environments of ours, in which no turn has a tag or a subgoal."""
+"""Built-in environments in which no turn has a tag or a subgoal."""
 UNFED = {
     "branch": "attempts that branch, and a rollout makes none yet: play them yourself, with Trajectory.parent set",
     "tree": "attempts that branch, and a rollout makes none yet: play them yourself, with Trajectory.parent set",
@@ -35,12 +35,12 @@ UNFED = {
     "rlvmr": "an environment whose turns have the signal 'tag' (Step.signals)",
     "subgoal": "an environment whose turns have the signal 'subgoal' (Step.signals)",
 }
-"""Credit that the rollout of our environments cannot feed, and what it needs: without it they are another kind's."""
+"""Credit kinds that need more than the rollout of built-in environments provides, and what they need."""
 SERVERS = "openai"
 HELDOUT = "heldout/"
-"""What the name of a metric of evaluations begins with in `train.keep_best`."""
+"""The prefix in `train.keep_best` of the metrics of held-out evaluations."""
 UNPLAYED = ("branch", "tree", "vine", "per_agent", "role_baseline")
-"""Those of them that no environment can feed, as the rollout plays no such episodes."""
+"""Those of them that no environment can provide for, since the rollout plays no such episodes."""
 GRADED = {
     "judge": "judge",
     "pairwise_judge": "pairwise_judge",
@@ -50,7 +50,7 @@ GRADED = {
     "weighted_tests": "test_rates",
     "information_gain": "answer_probabilities",
 }
-"""Rewards that read what a grader wrote, and which."""
+"""Rewards that read a grader's results, with the kind of that grader."""
 TERM = ("name", "scope", "level", "weight", "gate")
 """Keys that every reward term has."""
 
@@ -58,7 +58,7 @@ TERM = ("name", "scope", "level", "weight", "gate")
 def check_recipe(recipe: Recipe, *, env: bool = False) -> list[str]:
     """Raise ConfigError for the first error that can be found without loading anything.
 
-    Returns a line for each part that is checked at start. `env` says that the environment is the caller's own.
+    Returns a line for each part that is only checked at start. `env` says whether the caller provides the environment.
     """
     lines = []
     for room, where, kind in _kinds(recipe):
@@ -80,7 +80,7 @@ def check_recipe(recipe: Recipe, *, env: bool = False) -> list[str]:
 
 
 def _kinds(recipe: Recipe) -> Iterator[tuple[str, str, Kind]]:
-    """Yield every kind that a recipe names: its room, its place, and the kind."""
+    """Yield (room, key in the recipe, kind) for every kind that a recipe names."""
     yield from (("env", "env", recipe.env), ("sandbox", "sandbox", recipe.sandbox))
     yield from (("renderer", "agent.renderer", recipe.agent.renderer), ("parser", "agent.parser", recipe.agent.parser))
     if recipe.engine.kind == SERVERS or ":" in recipe.engine.kind:
@@ -108,7 +108,7 @@ def _kinds(recipe: Recipe) -> Iterator[tuple[str, str, Kind]]:
 
 
 def _server_knobs(recipe: Recipe) -> dict[str, Any]:
-    """Return the knobs of the servers; a recipe may name several."""
+    """Return the knobs of the servers, with only the first address if there are several."""
     knobs = dict(recipe.engine.knobs)
     if isinstance(knobs.get("url"), list | tuple):
         knobs["url"] = next(iter(knobs["url"]), "")
@@ -116,7 +116,7 @@ def _server_knobs(recipe: Recipe) -> dict[str, Any]:
 
 
 def _coefficient(where: str, knobs: dict[str, Any]) -> None:
-    """Remove the coefficient of a regulariser from its knobs. Raises ConfigError if there is none."""
+    """Remove the coefficient of a regulariser from its knobs. Raises ConfigError if it is not a finite number."""
     found = knobs.pop("coef", None)
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise ConfigError(f"{where}.coef is missing: what the regulariser is multiplied by, a number")
@@ -161,7 +161,7 @@ def _of_sampling(recipe: Recipe) -> Iterator[str]:
 
 
 def _unreadable(recipe: Recipe) -> Iterator[str]:
-    """Yield the error of the expression that turns must match."""
+    """Yield an error if the expression that turns must match cannot be parsed."""
     from llguidance import LLMatcher
 
     sampling = recipe.sampling
@@ -170,12 +170,14 @@ def _unreadable(recipe: Recipe) -> Iterator[str]:
     if failed:
         name = "regex" if sampling.regex else "grammar"
         first, *others = messages[0].splitlines()
-        why = next((line for line in others if line.startswith("error: ")), first)  # the rest draws where it is
+        why = next(
+            (line for line in others if line.startswith("error: ")), first
+        )  # the other lines only point to its position
         yield f"sampling.{name} cannot be read: {why.removeprefix('error: ')}"
 
 
 def _of_places(recipe: Recipe) -> Iterator[str]:
-    """Yield missing files and malformed addresses."""
+    """Yield errors about missing files and malformed addresses."""
     for name, path in (
         ("tasks.train", recipe.tasks.train),
         ("tasks.heldout", recipe.tasks.heldout),
