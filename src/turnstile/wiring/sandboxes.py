@@ -20,7 +20,7 @@ def make_sandboxes(kind: Kind, *, run: str = "", grading: bool = False, pull: Se
     make = bind("sandbox", kind)
     offers: dict[str, Any] = {"run": run, "pull": pull}
     if grading:
-        from turnstile.swe.grading.testrun import PRELOAD  # what repository tasks need is loaded for them alone
+        from turnstile.swe.grading.testrun import PRELOAD  # loaded only for repository tasks
         from turnstile.swe.packages.source import deps_home
 
         deps_home().mkdir(parents=True, exist_ok=True)

@@ -72,7 +72,7 @@ def _make_world(recipe: Recipe, env: Callable[..., Env] | None) -> World:
     sandboxes = make_sandboxes(recipe.sandbox, run=recipe.name, grading=grades)
     shared: dict[str, Any] = {"sandboxes": sandboxes}
     if grades:
-        from turnstile.swe.grading.grader import CodeGrader  # what repository tasks need is loaded for them alone
+        from turnstile.swe.grading.grader import CodeGrader  # loaded only for repository tasks
         from turnstile.swe.problems.problems import Problems
 
         shared["grader"] = CodeGrader(sandboxes)
