@@ -21,7 +21,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
-    """The ids to feed before the next turn. If `fresh` is set, they replace all earlier ids instead of following them."""
+    """The ids to feed before the next turn. If `fresh`, they replace all earlier ids instead of following them."""
 
     ids: I32
     fresh: bool = False
@@ -61,9 +61,7 @@ class Renderer(Protocol):
     def observation(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec], sampled: I32
     ) -> Context:
-        """Return the context that follows the sampled tokens: exactly what a full render of history + new adds after
-        them.
-        """
+        """Return the context after the sampled tokens, exactly what a full render of history + new adds there."""
         ...
 
     def assistant_turn(self, history: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> I32:

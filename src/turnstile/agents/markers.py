@@ -51,13 +51,12 @@ def text_marks(layout: str, content: str, marks: Iterable[str]) -> set[str]:
 
 
 class Markers:
-    """Encodes messages in which quoted marks become ordinary tokens: those in `foreign`, or in an assistant's text in
-    `own`.
+    """Encodes messages so that marks quoted in them become ordinary tokens.
 
-    An assistant may write other marks, such as the one that begins a tool call. `text` names further foreign marks,
-    which a layout writes as ordinary text. Texts go through `quote`, then through any template, then through `encode`.
-    The name that replaces a mark consists of ASCII letters and digits, so templates do not change it when they trim,
-    escape or convert text to JSON.
+    The marks are those in `foreign`, or those in `own` for an assistant's text. An assistant may write other marks,
+    such as the one that begins a tool call. `text` names further foreign marks, which a layout writes as ordinary text.
+    Texts go through `quote`, then through any template, then through `encode`. The name that replaces a mark consists
+    of ASCII letters and digits, so templates do not change it when they trim, escape or convert text to JSON.
     """
 
     def __init__(

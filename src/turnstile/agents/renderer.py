@@ -46,8 +46,9 @@ class LinesRenderer:
     def observation(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec], sampled: I32
     ) -> Context:
-        """Return the ids of the new messages as lines, after a newline if the sampled ids lack one. The context is
-        never fresh.
+        """Return the ids of the new messages as lines, after a newline if the sampled ids lack one.
+
+        The context is never fresh.
         """
         ended = "\n" in self.tokenizer.decode(sampled.tolist(), skip_special_tokens=False)
         return Context(ids=self._encode(["" if ended else "\n", *(self._line(message, tools) for message in new)]))

@@ -32,8 +32,9 @@ class MessagesRenderer:
     def observation(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec], sampled: I32
     ) -> Context:
-        """Return the ids of the new messages, after the end mark if the sampled ids lack it. The context is never
-        fresh.
+        """Return the ids of the new messages, after the end mark if the sampled ids lack it.
+
+        The context is never fresh.
         """
         ended = len(sampled) > 0 and int(sampled[-1]) == END_ID
         ids = encode_messages((self._pair(message, tools) for message in new), head=True)

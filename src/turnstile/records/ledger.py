@@ -140,11 +140,10 @@ class Ledger:
                 )
 
     def commit(self, step: int, digest: str) -> None:
-        """Commit the checkpoint of `step` and everything recorded before it. `digest` is the digest of its list of
-        files.
+        """Commit the checkpoint of `step` and everything recorded before it.
 
-        This single write is the commit point of a step: a crash before it undoes the step, and a crash after it does
-        not.
+        `digest` is the digest of the checkpoint's list of files. This single write is the commit point of a step: a
+        crash before it undoes the step, and a crash after it does not.
         """
         with self._lock:
             # FULL only for this transaction: its fsync covers all earlier ones, which need none of their own.

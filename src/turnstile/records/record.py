@@ -141,7 +141,7 @@ def _read(folder: Path, phase: str | None, step: int | None, label: str | None) 
 
 
 def _files(folder: Path) -> list[tuple[Path, int, str, str]]:
-    """Return (path, step, phase, label) of each file, in the order of steps and within a step in the order of `Phase`."""
+    """Return (path, step, phase, label) of each file, ordered by step and within a step as in `Phase`."""
     order = {name: index for index, name in enumerate(get_args(Phase))}
     files = [
         (path, int(match["step"]), match["phase"], match["label"] or "")

@@ -24,9 +24,9 @@ from turnstile.types import Score, Stop, Task, Trajectory
 def check_rewards(
     terms: Sequence[Term], task: Task, trajectory: Trajectory, compose: Compose = gated
 ) -> dict[int, str]:
-    """Return which of the invariants 1, 2, 4, 5 and 6 terms and their composition break: number -> a counterexample.
+    """Return which of the invariants 1, 2, 4, 5 and 6 the composed terms break, each with a counterexample.
 
-    `trajectory` must have at least two turns, and its environment must have recorded what the terms read.
+    `trajectory` must have at least two turns, and must contain the signals that the terms read.
     """
     broken: dict[int, str] = {}
     plain = compose(terms, task, trajectory)

@@ -38,7 +38,5 @@ class Failures:
         return True
 
     def note(self) -> str:
-        """Return the text that tells how many attempts failed before an error that was not tolerated; "" if `limit` is
-        0.
-        """
+        """Return the text that tells how many attempts failed before an untolerated error; "" if `limit` is 0."""
         return f"; {self.limit} attempts had failed before it (rollout.max_failures)" if self.limit else ""

@@ -48,7 +48,7 @@ class EpisodeCallback:
         """Handle a turn that has reached a stage. Turns are numbered from 0."""
 
     def on_end(self, trajectory: Trajectory, *, will_retry: bool) -> None:
-        """Handle the end of an attempt. `will_retry` is true if infrastructure failed and the attempt is played again."""
+        """Handle the end of an attempt. `will_retry` is true if infrastructure failed and it is played again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +114,7 @@ class Player:
     async def play(
         self, jobs: Sequence[Job], *, callback: EpisodeCallback, done: Callable[[Trajectory], None] = lambda _: None
     ) -> dict[Key, Trajectory]:
-        """Play one episode for each job, and return the trajectories by key. See `groups` for the callbacks and errors."""
+        """Play one episode for each job, and return the trajectories by key. `groups` describes callbacks and errors."""
         trajectories = dict(callback.on_issue(jobs))
         for trajectory in trajectories.values():
             done(trajectory)

@@ -73,11 +73,11 @@ class RubricHint:
     def __call__(self, task: Task, attempt: int, attempts: int, step: int) -> str:
         """Return the heading and the criteria that an attempt is shown; "" if it is shown none."""
         criteria = self._of(task)
-        count = round(self.share(attempt, attempts, step) * len(criteria))
+        count = round(self.shown_fraction(attempt, attempts, step) * len(criteria))
         drawn = random.Random(f"{self._seed}/{task.id}/{attempt}/{step}/rubric").sample(range(len(criteria)), count)
         return "\n".join([self._heading, *(f"- {criteria[place]}" for place in sorted(drawn))]) if drawn else ""
 
-    def share(self, attempt: int, attempts: int, step: int) -> float:
+    def shown_fraction(self, attempt: int, attempts: int, step: int) -> float:
         """Return the fraction of the criteria that an attempt of a group is shown at a step, in [0, 1]."""
         group = 1.0 if attempts == 1 or self._within == "none" else (attempts - 1 - attempt) / (attempts - 1)
         if self._steps <= 1 or self._decay == "none":

@@ -29,7 +29,7 @@ TOKEN_BYTES = 4
 
 
 def _contexts(trajectory: Trajectory) -> Iterator[bytes]:
-    """Yield the contexts of one episode, each without its last token. Each rewrite of the context starts another one."""
+    """Yield the contexts of one episode, each without its last token. Each rewrite starts another context."""
     pieces: list[np.ndarray] = []
     for turn in trajectory.turns:
         if turn.fresh:

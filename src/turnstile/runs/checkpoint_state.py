@@ -109,9 +109,7 @@ class CheckpointState:
             self.scores[step] = metrics[name]
 
     def _best(self) -> list[int]:
-        """Return the step with the best checkpoint, as a list of one, or an empty list. Of equal ones the first is
-        best.
-        """
+        """Return the step with the best checkpoint, as a list of one or none. The first of equal ones is best."""
         name = self.run.recipe.train.keep_best
         scores = self.scores
         if name.startswith(HELDOUT):

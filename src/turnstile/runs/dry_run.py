@@ -111,9 +111,7 @@ async def _play(recipe: Recipe, agent: Agent, task: Task) -> tuple[Group, float]
 
 
 async def _play_elsewhere(recipe: Recipe, task: Task) -> float:
-    """Play a group in the worker process, and return the peak memory in megabytes of the largest finished child
-    process.
-    """
+    """Play a group in the worker process, and return the peak MB of the largest child process so far."""
     jobs = [
         (task, Attempt(group="dry", number=number, seed=recipe.seed)) for number in range(recipe.rollout.group_size)
     ]

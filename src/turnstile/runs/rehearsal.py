@@ -1,4 +1,4 @@
-"""The samples of a recipe's `[rehearsal]`, which are played before the first step, recorded, and read from the record."""
+"""The samples of a recipe's `[rehearsal]`: played before the first step, recorded, and read from the record."""
 
 from __future__ import annotations
 

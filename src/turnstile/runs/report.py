@@ -110,9 +110,7 @@ def _missing(recipe: Recipe, trained: bool, evaluated: bool) -> list[str]:
 
 
 def _order(name: str) -> tuple[int, str]:
-    """Return a sort key that puts baselines first, then the warm start, intermediate evaluations, and the trained
-    model.
-    """
+    """Return a sort key for evaluations: baselines, warm start, intermediate ones, and the trained model last."""
     known = list(NAMES)
     return (known.index(name) if name in known[:4] else len(known) + (name == FINAL), name)
 

@@ -55,10 +55,9 @@ def check_policies(recipe: Recipe) -> None:
 async def demonstrate(
     recipe: Recipe, world: World, scaffold: Scaffold, tasks: Sequence[Task], done: Callable[[Trajectory], None]
 ) -> list[Group]:
-    """Play `sft.demos` oracle episodes, and return each as a group of one. If there are fewer tasks, they are used
-    again.
+    """Play `sft.demos` oracle episodes, and return each as a group of one.
 
-    Turns that a demonstration only shows are marked as not trainable.
+    If there are fewer tasks, they are used again. Turns that a demonstration only shows are marked as not trainable.
     """
     demonstrator = bind("demonstrator", recipe.sft.demonstrator, given=GIVEN)
     rng = random.Random(f"demos/{recipe.seed}")
@@ -114,9 +113,7 @@ async def play_scripts(
     label: str,
     done: Callable[[Trajectory], None],
 ) -> list[Group]:
-    """Play one episode of each task, taking the actions from `acts` and writing them in the syntax of the scaffold's
-    parser.
-    """
+    """Play one episode of each task, with actions from `acts` written in the syntax of the scaffold's parser."""
     tools = await _tools(world, tasks[0])
 
     def speak(session: str, turn: int, prompt_ids: Any) -> str:
@@ -130,7 +127,7 @@ async def play_scripts(
 
 
 def write_action(task: Task, message: Message, parser: Parser, tools: Sequence[ToolSpec]) -> str:
-    """Return a script's action in the agent's syntax. Raises TaskError if the parser would read it as another action."""
+    """Return a script's action in the agent's syntax. Raises TaskError if the parser would read another action."""
     text = parser.write(message, tools)
     if _calls(parser.parse(text, tools)) != _calls(message):
         raise TaskError(

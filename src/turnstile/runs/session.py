@@ -76,7 +76,7 @@ class RunContext:
         return self.engine.without_activations() if isinstance(self.engine, TransformersEngine) else nullcontext()
 
     async def evaluate(self, name: str, tasks: Sequence[Task], *, samples: int, step: int = 0) -> None:
-        """Play `tasks` with the current model and record the evaluation `name`, unless it is already there."""
+        """Play `tasks` with the current model and record the evaluation, unless it is already there."""
         if name in read_results(self.folder) or not tasks:
             return
         player = for_evaluation(self.recipe, self.player)
@@ -89,7 +89,7 @@ class RunContext:
         self.finish(name, groups, step)
 
     async def compare(self, name: str, kind: Kind, tasks: Sequence[Task]) -> None:
-        """Play `tasks` with a policy that is not a model and record the evaluation `name`, unless it is already there."""
+        """Play `tasks` with a policy that is not a model and record the evaluation, unless it is already there."""
         if name in read_results(self.folder) or not tasks:
             return
         done = counter(self.tracker, f"evaluating {name}", len(tasks))

@@ -151,9 +151,7 @@ def _learn_demos(run: RunContext, learner: Learner, demos: Sequence[Trajectory])
 
 
 def _key_weights(demo: Trajectory, turn: int, *, weight: float) -> F32:
-    """Return the tokens' weights for a turn: `weight` for the first token, which decides the action taken, and 1
-    elsewhere.
-    """
+    """Return the weights of a turn's tokens: `weight` for the first, which decides the action, and 1 for the rest."""
     weights = np.ones(len(demo.turns[turn].completion.token_ids), np.float32)
     weights[:1] = weight
     return weights

@@ -13,7 +13,7 @@ from turnstile.rollout.async_source import AsyncSource
 from turnstile.rollout.source import GroupSource, ReplaySource, SyncSource
 from turnstile.rollout.workers import GRACE_SECONDS, LOG, SHORT_GRACE_SECONDS, Worker
 from turnstile.runs.checkpoint_state import CheckpointState
-from turnstile.runs.session import RunContext, PublishingEngine
+from turnstile.runs.session import PublishingEngine, RunContext
 from turnstile.runs.worker import Setup
 from turnstile.trainer.publish import WeightFiles, WeightFolders
 from turnstile.wiring.agent import Agent

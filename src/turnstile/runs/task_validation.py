@@ -60,7 +60,10 @@ def check_tasks(
 
 
 def containers_of(task: Task, section: Kind | None = None) -> Kind:
-    """Return `section` set to the task's image, running as root by default. Other sandbox kinds are returned unchanged."""
+    """Return `section` set to the task's image, running as root by default.
+
+    Other kinds of sandboxes are returned unchanged.
+    """
     if section is not None and section.kind != CONTAINER:
         return section
     knobs = section.knobs if section is not None else {}

@@ -224,11 +224,10 @@ def _training_parts(run: RunContext, state: CheckpointState, source: GroupSource
 
 
 def _enable_rollout_activations(run: RunContext, learner: Learner) -> RolloutActivations | None:
-    """Make the engine keep the frozen layers' output, and return a function that looks it up; None if that is not
-    possible.
+    """Make the engine keep the frozen layers' output, and return a function that looks it up, or None.
 
-    It is not possible if another engine samples, or if the run must be bitwise reproducible, since the engine's batches
-    differ from the trainer's, which changes the last bit.
+    It is None if another engine samples, or if the run must be bitwise reproducible, since the engine's batches differ
+    from the trainer's, which changes the last bit.
     """
     engine, recipe = run.engine, run.recipe
     if not isinstance(engine, TransformersEngine) or recipe.rollout.max_staleness:

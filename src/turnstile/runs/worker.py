@@ -247,9 +247,7 @@ async def _serve(pipe: Pipe, setup: Setup | Exception) -> None:
 
 
 def _end_soon() -> None:
-    """Kill this process group after `GRACE_SECONDS`, in case something in it hangs and prevents the process from
-    ending.
-    """
+    """Kill this process group after `GRACE_SECONDS`, in case something in it hangs."""
 
     def end() -> None:
         time.sleep(GRACE_SECONDS)

@@ -117,10 +117,10 @@ class CollapseAlarm:
 
 
 class EntropyAlarm:
-    """Reports entropy collapse, when the mean entropy of the last `window` steps is below `fraction` of the initial
-    mean.
+    """Reports entropy collapse, when the mean entropy of the last `window` steps falls below a share of its start.
 
-    The initial mean is over the run's first `window` steps. `metric` is the mean token entropy in nats.
+    The share is `fraction`, and the start is the mean over the run's first `window` steps. `metric` is the mean token
+    entropy in nats.
     """
 
     def __init__(self, fraction: float = 0.2, window: int = 5, metric: str = "policy/entropy") -> None:

@@ -127,9 +127,7 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 
 
 def meaning_of(name: str) -> tuple[str, str] | None:
-    """Return the unit and the meaning of a metric, or None if it is unknown. An exact name takes precedence over
-    patterns.
-    """
+    """Return the unit and the meaning of a metric, or None if it is unknown. Exact names precede patterns."""
     flat = {known: description for section in METRICS.values() for known, description in section.items()}
     if name in flat:
         return flat[name]

@@ -240,8 +240,7 @@ def _step_rows(steps: Sequence[tuple[int, dict[str, float]]]) -> Iterable[tuple[
 
 
 def time_shares(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the shares of the steps' time spent sampling, waiting for environments, in the update, and on everything
-    else.
+    """Return the shares of the steps' time for sampling, waiting for environments, the update, and everything else.
 
     Waiting counts only while nothing is sampled. If another process plays, sampling continues during the update, and
     the shares add up to more than 1.

@@ -45,7 +45,7 @@ def bind_part(room: str, kind: Kind) -> functools.partial[Any] | None:
 
 
 def make_part(bound: Callable[..., Any], **offered: Any) -> Any:
-    """Return the part made by `bound`, passing it those of the `offered` arguments that its class has parameters for."""
+    """Return the part made by `bound` from those of the `offered` arguments that its class has parameters for."""
     return bound(**{name: value for name, value in offered.items() if takes(bound, name)})
 
 

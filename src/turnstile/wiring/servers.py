@@ -83,9 +83,7 @@ def make_servers(
 
 
 def _replicas(kind: str, urls: Sequence[str], knobs: dict[str, object]) -> list[Callable[[], Replica]]:
-    """Return a function for each address that makes its engine. Raises ConfigError for wrong knobs or missing
-    addresses.
-    """
+    """Return a function for each address that makes its engine. Raises ConfigError for wrong knobs or no address."""
     maker = bind("engine", Kind.model_validate({"kind": kind, **knobs}), given=("url",))
     if not urls or not all(isinstance(url, str) and url for url in urls):
         raise ConfigError(f"engine.kind = {kind!r} needs engine.url, like http://127.0.0.1:8000/v1, or a list of them")
@@ -102,10 +100,10 @@ def _knobs(recipe: Recipe) -> dict[str, object]:
 
 
 class ServedWeights:
-    """The engine of training on servers. `write` stores a version's weights in a folder, from which the servers load
-    them.
+    """The engine of training on servers, which load published weights from a folder.
 
-    Implements `engines.base.Engine` and `rollout.source.Publisher`.
+    `write` stores the weights of a version in a folder and returns its path. Implements `engines.base.Engine` and
+    `rollout.source.Publisher`.
     """
 
     def __init__(self, recipe: Recipe, router: Router, write: Callable[[int], Path]) -> None:

@@ -53,11 +53,10 @@ def make_world(
     graders: Mapping[str, Grader] | None = None,
     board: StatusBoard | None = None,
 ) -> World:
-    """Return the world of a recipe with its environment, or with `env` in its place. Closing the world closes the
-    graders too.
+    """Return the world of a recipe with its environment, or with `env` in its place.
 
-    An environment that has a parameter `sandboxes`, `grader` or `problems` is given the run's. An environment whose
-    methods are plain functions is called in threads.
+    The world closes `graders` when it is closed. An environment that has a parameter `sandboxes`, `grader` or
+    `problems` is given the run's. An environment whose methods are plain functions is called in threads.
     """
     world = _make_world(recipe, env)
     return replace(world, graders=graders or {}, board=board or world.board)
@@ -86,7 +85,7 @@ SHARED = ("sandboxes", "grader", "problems")
 
 
 def make_scorer(recipe: Recipe, reward: Callable[..., Any] | None = None) -> Scorer:
-    """Return the scorer of a recipe's rewards. If `reward`, a plain function, is given, it replaces the recipe's terms."""
+    """Return the scorer of a recipe's rewards. `reward`, a plain function, replaces the recipe's terms if given."""
     if reward is not None:
         terms = [make_term("reward", reward, level=1)]
     else:
