@@ -11,7 +11,7 @@ from turnstile.types import I32, Message, Trajectory
 
 
 def with_hint(messages: Sequence[Message], hint: str) -> tuple[Message, ...]:
-    """Return the messages with a hint at the end of the last one, or in a new user message if that is not the user's."""
+    """Return the messages with a hint at the end of the last one, or in a new user message if it is not the user's."""
     if not hint:
         return tuple(messages)
     if messages and messages[-1].role == "user":

@@ -18,7 +18,7 @@ from turnstile.errors import ConfigError
 from turnstile.types import F32, Task, Trajectory
 
 EpisodeReward = Callable[[Task, Trajectory], float | None]
-"""A terminal reward; None where infrastructure failed."""
+"""A terminal reward; None if infrastructure failed."""
 
 TurnReward = Callable[[Task, Trajectory], Sequence[float] | F32]
 """A reward for each of the K turns."""

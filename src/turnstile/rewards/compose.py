@@ -17,10 +17,10 @@ def gated(terms: Sequence[Term], task: Task, trajectory: Trajectory) -> Score:
     R_l is the weighted sum of the terms of level l, and m_l = 1 iff every term with a gate on a level above l passes
     its own threshold.
 
-    The terms of the highest level are always granted; its episode terms are the outcome. Every other term is a step reward:
-    a turn term of any level adds to r_t of its turn, and an episode term of a lower level adds to the last turn, so that
-    total = outcome + sum_t r_t (in an episode without turns such a term is lost). A gate compares the reward before
-    weighting; for a turn term it compares the sum over the turns.
+    The terms of the highest level are always granted; its episode terms are the outcome. All other terms are step
+    rewards. A turn term of any level adds to r_t of its turn, and an episode term of a lower level adds to the last
+    turn, so that total = outcome + sum_t r_t (in an episode without turns such a term is lost). A gate compares the
+    reward before weighting; for a turn term it compares the sum over the turns.
 
     If infrastructure failed (`Stop.ERROR`, or a term without a verdict), the outcome is None and the trajectory counts
     neither in the baseline nor in the gradient.

@@ -56,8 +56,8 @@ def reward_machine(
     """Return the rewards of an automaton that reads one event per turn, f32[K] (Toro Icarte et al. 2018).
 
     `states[state][event] = [next state, reward]`. The event is the turn's `signal`; one that the state does not name
-    changes nothing and gives 0. The automaton can require an order of events, and pays for a transition each time it takes
-    it. In a recipe:
+    changes nothing and gives 0. The automaton can require an order of events, and pays for a transition each time it
+    is taken. In a recipe:
 
         [rewards.terms.states]
         start = { tests = ["seen", 0.1] }

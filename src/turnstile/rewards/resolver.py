@@ -10,7 +10,7 @@ from turnstile.types import F32, Score
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resolved:
-    """One step term in one turn. `by` names the terms whose closed gates withheld it, and `on_stop.STOP` if that did."""
+    """One step term in one turn. `by` names what withheld it: terms with closed gates, and `on_stop.STOP`."""
 
     term: str
     granted: float
