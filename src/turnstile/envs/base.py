@@ -49,8 +49,8 @@ class Env(Protocol):
     Its class may also have three attributes:
 
     - `rates: Rates`, the shares of episodes that its runs log (as rate/NAME) and its evaluations compare, in the order
-      in which an episode reaches them; the last one is the task's actual goal. They are evaluated once per episode, after
-      `measure`. The default is `resolution`, if `measure` records the signal `resolved`;
+      in which an episode reaches them; the last one is the task's actual goal. They are evaluated once per episode,
+      after `measure`. The default is `resolution`, if `measure` records the signal `resolved`;
     - `default_terms`, the [[rewards.terms]] of a recipe that has none, as tables;
     - `notes: tuple[str, ...]`, sentences without which a reader of a run's report would misread its figures.
     """

@@ -111,8 +111,8 @@ def prior_share(
     - `train_weighted_gain` = sum_k p_k g_k and `even_gain` = mean_k g_k are the gains if kinds were as frequent as in
       training, and if all were equally frequent. If the first is far above the second, common kinds gained and rare
       ones did not;
-    - `top1` and `top3` are the kinds most frequent in training (chosen without looking at the gain), with their shares of
-      the gain and of the tasks. If the two shares are equal, the gain is spread like the tasks. If the share of the
+    - `top1` and `top3` are the kinds most frequent in training (chosen without looking at the gain), with their shares
+      of the gain and of the tasks. If the two shares are equal, the gain is spread like the tasks. If the share of the
       gain is near 1 and that of the tasks small, little more than the prior was learnt.
 
     This is a hint rather than a proof: skill, too, is learnt first where there is most practice, and a prior also helps

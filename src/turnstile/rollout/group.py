@@ -114,7 +114,7 @@ class Player:
     async def play(
         self, jobs: Sequence[Job], *, callback: EpisodeCallback, done: Callable[[Trajectory], None] = lambda _: None
     ) -> dict[Key, Trajectory]:
-        """Play one episode for each job, and return the trajectories by key. Callbacks and errors are as in `groups`."""
+        """Play one episode for each job, and return the trajectories by key. Callbacks and errors: see `groups`."""
         trajectories = dict(callback.on_issue(jobs))
         for trajectory in trajectories.values():
             done(trajectory)
