@@ -62,8 +62,8 @@ def check_kind(room: str, where: str, kind: str, knobs: Mapping[str, Any], *, al
         if name in own["knobs"]:
             check_value(f"{section}.{name}", own["knobs"][name], value)
         elif not own.get("any"):
-            inside = _where(own, name)
-            near = f"it is {section}.{inside}" if inside else _near(room, name, own["knobs"], also)
+            inside = _knob_path(own, name)
+            near = f"it is {section}.{inside}" if inside else _knob_hint(room, name, own["knobs"], also)
             raise ConfigError(f"{section}: {room} kind {kind!r} has no knob {name!r}; {near}")
     lacking = [name for name, knob in own["knobs"].items() if "default" not in knob and name not in knobs]
     if lacking and "name" not in lacking:
@@ -76,19 +76,19 @@ def check_kind(room: str, where: str, kind: str, knobs: Mapping[str, Any], *, al
     return None
 
 
-def _where(entry: Mapping[str, Any], name: str) -> str | None:
+def _knob_path(entry: Mapping[str, Any], name: str) -> str | None:
     """Return the dotted name of a knob of a kind, which may be in one of its tables, or None if it has none."""
     if name in entry["knobs"]:
         return name
     return next((f"{table}.{name}" for table, knob in entry["knobs"].items() if name in knob.get("keys", ())), None)
 
 
-def _near(room: str, name: str, own: Iterable[str], also: Iterable[str]) -> str:
+def _knob_hint(room: str, name: str, own: Iterable[str], also: Iterable[str]) -> str:
     """Return which kinds have a knob that this one lacks, or a hint with the nearest name."""
     having = [
         other if place == name else f"{other} ({place})"
         for other, entry in sorted(table()[room].items())
-        if (place := _where(entry, name))
+        if (place := _knob_path(entry, name))
     ]
     if having:
         return f"kinds that have it: {', '.join(having)}"

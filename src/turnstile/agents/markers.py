@@ -72,7 +72,7 @@ class Markers:
         self._marks = sorted({*foreign, *own})
         names = {mark: f"zq{secrets.token_hex(12)}z" for mark in sorted({*self._marks, *text})}
         self._names = names
-        self._pieces = {names[mark]: self._broken(mark) for mark in self._marks}
+        self._pieces = {names[mark]: self._split_mark(mark) for mark in self._marks}
         self._pieces |= {names[mark]: list(mark) for mark in text}
         self._named = _any_of(self._pieces)
         # SentencePiece tokenizers add a blank before a text and drop one in decoding; a continued text needs neither.
@@ -154,7 +154,7 @@ class Markers:
     def _ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _broken(self, mark: str) -> list[str]:
+    def _split_mark(self, mark: str) -> list[str]:
         """Return the mark split into pieces that contain no mark."""
         rest = mark[1:]
         return [mark[0], rest] if rest and not any(other in rest for other in self._marks) else list(mark)

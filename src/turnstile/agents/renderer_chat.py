@@ -98,7 +98,7 @@ class ChatRenderer:
         """
         last = history[-1]
         before = self._render(history[:-1], tools)
-        full = self._render([*history[:-1], _blank(last), *new], tools)
+        full = self._render([*history[:-1], _with_placeholders(last), *new], tools)
         inside, end, behind = full[len(before) :].partition(self.end)
         kept = not last.reasoning or _THOUGHT in inside
         if not full.startswith(before) or not end or not kept:
@@ -116,7 +116,9 @@ class ChatRenderer:
         """
         before = self._render(history, tools)
         for goes_on in (True, False):
-            full, empty = (self._render([*history, one], tools, head=goes_on) for one in (message, _blank(message)))
+            full, empty = (
+                self._render([*history, one], tools, head=goes_on) for one in (message, _with_placeholders(message))
+            )
             inside, end, behind = empty[len(before) :].partition(self.end)
             whole = full.startswith(before) and empty.startswith(before) and full.endswith(end + behind)
             if whole and end and (not message.reasoning or _THOUGHT in inside):
@@ -263,7 +265,7 @@ class ChatRenderer:
         return places[0][2], places[0][3]
 
 
-def _blank(message: Message) -> Message:
+def _with_placeholders(message: Message) -> Message:
     """Return an assistant's message of the same form, with its texts replaced by placeholders."""
     return replace(
         message,

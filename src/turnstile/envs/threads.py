@@ -150,9 +150,9 @@ class _Threaded:
             return await method(*arguments)
         self._last = call = self._threads.submit(method, *arguments)
         try:
-            found = await asyncio.shield(asyncio.wrap_future(call))  # a thread cannot be stopped
+            found = await asyncio.shield(asyncio.wrap_future(call))  # shielded, since a thread cannot be stopped
         except asyncio.CancelledError:
-            if call.cancel():  # it had not begun
+            if call.cancel():  # the call had not begun
                 _log.warning("%s was given up on before it had a thread; busy: %s", call.name, self._threads.busy())
             raise
         return await found if inspect.isawaitable(found) else found

@@ -100,7 +100,7 @@ def with_verdict(results: Iterable[EpisodeResult]) -> list[EpisodeResult]:
 def compared_rates(results: Iterable[EpisodeResult]) -> tuple[str, ...]:
     """Return the names of the rates that the episodes have, in order, or ("outcome",) if none has any.
 
-    Gains are measured by the last one.
+    A gain is measured in the last of these.
     """
     return tuple(dict.fromkeys(name for result in with_verdict(results) for name in result.rates)) or ("outcome",)
 

@@ -65,7 +65,7 @@ def audit(run: Path, expected: Expected, *, record: bool = False) -> Audit:
     try:
         committed = db.execute("SELECT MAX(step) FROM checkpoints").fetchone()[0]
         states = {State(name): count for name, count in db.execute("SELECT state, COUNT(*) FROM attempts GROUP BY 1")}
-        lost_count, lost = _summarize(_lost(db, committed, expected))
+        lost_count, lost = _summarize(_find_lost(db, committed, expected))
         if record and committed is not None:
             count, lines = _find_unrecorded(db, run, committed)
             lost_count, lost = lost_count + count, [*lost, *lines]
@@ -97,8 +97,8 @@ _NAME = "a.\"group\" || ', attempt ' || a.number"
 Finding = tuple[int, str]
 
 
-def _lost(db: sqlite3.Connection, committed: int | None, expected: Expected) -> Iterable[Finding]:
-    """Yield findings about attempts that should be settled, given that the checkpoint of step `committed` counts."""
+def _find_lost(db: sqlite3.Connection, committed: int | None, expected: Expected) -> Iterable[Finding]:
+    """Yield findings about attempts that are not accounted for, given that the checkpoint of step `committed` counts."""
     if committed is None:
         return
     places = ", ".join("?" * len(OPEN))

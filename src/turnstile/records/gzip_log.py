@@ -81,10 +81,12 @@ class Damage:
 
 def read_members(path: Path) -> Iterator[Any]:
     """Return the contents of a file's complete members in order. Damage is skipped, with one warning in the log."""
-    members, damages = _members(path.read_bytes())
+    members, damages = _parse_members(path.read_bytes())
     if damages:
         where = ", ".join(str(each.begin) for each in damages)
-        _log.warning("%s: skipped %s (at byte %s); %d are complete", path, _describe(damages), where, len(members))
+        _log.warning(
+            "%s: skipped %s (at byte %s); %d are complete", path, _describe_damage(damages), where, len(members)
+        )
     return (json.loads(text.decode("utf-8", "surrogatepass")) for text in members)
 
 
@@ -97,13 +99,13 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _members(data: bytes) -> tuple[list[bytes], list[Damage]]:
+def _parse_members(data: bytes) -> tuple[list[bytes], list[Damage]]:
     """Return the complete members, and the damage between or after them."""
     members: list[bytes] = []
     damages: list[Damage] = []
     position = 0
     while position < len(data):
-        member = _member(data, position)
+        member = _parse_member(data, position)
         if member is None:
             begin, position = position, _next_member(data, position + 1)
             damages.append(Damage(begin, position, max(1, data.count(_WRITTEN, begin, position))))
@@ -113,7 +115,7 @@ def _members(data: bytes) -> tuple[list[bytes], list[Damage]]:
     return members, damages
 
 
-def _member(data: bytes, begin: int) -> tuple[bytes, int] | None:
+def _parse_member(data: bytes, begin: int) -> tuple[bytes, int] | None:
     """Return the contents and the end of the member at `begin`, or None if no complete member begins there."""
     unpacker, text, position, size = zlib.decompressobj(wbits=_GZIP), bytearray(), begin, _PIECE
     try:
@@ -132,7 +134,7 @@ def _next_member(data: bytes, begin: int) -> int:
     """Return the position of the next complete member, or the length of the data if there is none."""
     # Compressed data may contain the header's bytes, so a match counts only if a complete member begins there.
     while (begin := data.find(_HEADER, begin)) >= 0:
-        if _member(data, begin) is not None:
+        if _parse_member(data, begin) is not None:
             return begin
         begin += 1
     return len(data)
@@ -143,7 +145,7 @@ def _move_torn_end(path: Path) -> None:
     if not path.exists():
         return
     data = path.read_bytes()
-    _, damages = _members(data)
+    _, damages = _parse_members(data)
     if not damages or damages[-1].end < len(data):
         return
     torn = damages[-1]
@@ -152,10 +154,10 @@ def _move_torn_end(path: Path) -> None:
     flush(_damaged_path(path))
     with path.open("r+b") as file:
         file.truncate(torn.begin)
-    _log.warning("%s: moved %s to %s", path, _describe((torn,)), _damaged_path(path).name)
+    _log.warning("%s: moved %s to %s", path, _describe_damage((torn,)), _damaged_path(path).name)
 
 
-def _describe(damages: Sequence[Damage]) -> str:
+def _describe_damage(damages: Sequence[Damage]) -> str:
     lost, size = sum(each.entries for each in damages), sum(each.end - each.begin for each in damages)
     return f"{lost} damaged or torn {'entry' if lost == 1 else 'entries'} of {size} bytes"
 

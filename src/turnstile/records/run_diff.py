@@ -52,10 +52,10 @@ def _steps(run: Path) -> Iterator[tuple[int, list[Entry]]]:
     """Yield each trained step with its groups in the order they were drawn. The warm start counts as step 0."""
     entries = (entry for entry in read_record(run) if entry.phase != "eval")
     for step, group in groupby(entries, key=lambda entry: entry.step):
-        yield step, sorted(group, key=_order)
+        yield step, sorted(group, key=_sort_key)
 
 
-def _order(entry: Entry) -> tuple[Any, ...]:
+def _sort_key(entry: Entry) -> tuple[Any, ...]:
     """Return the sort key of an entry: the parts of its group's id, with numbers compared as numbers."""
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in entry.group.id.split("/"))
 
@@ -82,7 +82,7 @@ Diffs = Iterator[tuple[str, str]]
 
 
 def _play_diffs(first: Entry, second: Entry) -> Diffs:
-    if not _same(first.group.task, second.group.task):
+    if not _equal_as_recorded(first.group.task, second.group.task):
         yield "the task's contents", first.group.id
     for a, b in zip_longest(first.group.trajectories, second.group.trajectories):
         where = f"{first.group.id}, attempt {(a or b).attempt}"
@@ -98,7 +98,7 @@ def _attempt_difference(a: Trajectory, b: Trajectory) -> tuple[str, str] | None:
             return difference[0], f", turn {number}{difference[1]}"
     if len(a.turns) != len(b.turns) or a.stop is not b.stop:
         return f"the ends ({a.stop.value} after {len(a.turns)} turns, {b.stop.value} after {len(b.turns)})", ""
-    if not _same(a.signals, b.signals):
+    if not _equal_as_recorded(a.signals, b.signals):
         return "the final measurements", _first_differing_key(a.signals, b.signals)
     return None
 
@@ -123,14 +123,14 @@ def _turn_difference(a: Turn, b: Turn) -> tuple[str, str] | None:
         ("the turn's signals", a.signals, b.signals),
         ("the environment's states", a.state_key, b.state_key),
     ):
-        if not _same(first, second):
+        if not _equal_as_recorded(first, second):
             return what, ""
     return None
 
 
 def _score_diffs(first: Entry, second: Entry) -> Diffs:
     for trajectory, a, b in zip(first.group.trajectories, first.scores, second.scores, strict=True):
-        if not _same(a, b):
+        if not _equal_as_recorded(a, b):
             yield f"the scores ({_total(a)}, {_total(b)})", f"{first.group.id}, attempt {trajectory.attempt}"
 
 
@@ -160,7 +160,7 @@ def _array_diffs(what: str, entry: Entry, first: Sequence[Sequence[F32]], second
                 break
 
 
-def _same(a: Any, b: Any) -> bool:
+def _equal_as_recorded(a: Any, b: Any) -> bool:
     """Return whether two values have the same recorded form. NaN equals NaN."""
     return json.dumps(encode(a), sort_keys=True) == json.dumps(encode(b), sort_keys=True)
 
@@ -173,4 +173,4 @@ def _first_index(a: np.ndarray, b: np.ndarray) -> int | None:
 
 
 def _first_differing_key(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    return next((f", {key}" for key in sorted({*a, *b}) if not _same(a.get(key), b.get(key))), "")
+    return next((f", {key}" for key in sorted({*a, *b}) if not _equal_as_recorded(a.get(key), b.get(key))), "")

@@ -70,7 +70,7 @@ def _compose(terms: Sequence[Term], task: Task, trajectory: Trajectory, *, obey:
     top = max(term.level for term in terms)
     length = len(trajectory.turns)
     outcome = 0.0
-    stepwise = 0.0  # of what is granted, before it is rounded to float32, so that equal totals are equal
+    stepwise = 0.0  # sum of granted rewards before rounding to float32, so that equal totals are equal
     granted: dict[str, F32] = {}
     withheld: dict[str, F32] = {}
     withheld_by: dict[str, tuple[str, ...]] = {}

@@ -17,7 +17,7 @@ def judge(task: Task, trajectory: Trajectory, *, signal: str = "judge") -> float
     The score is the signal that the grader `judge` writes. None, never 0, if infrastructure failed or the judge gave no
     verdict. Raises ConfigError if the signal is missing or is not a number in [0, 1].
     """
-    return _share(trajectory, signal, "judge")
+    return _recorded_fraction(trajectory, signal, "judge")
 
 
 def pairwise_judge(task: Task, trajectory: Trajectory, *, signal: str = "pairwise_judge") -> float | None:
@@ -27,7 +27,7 @@ def pairwise_judge(task: Task, trajectory: Trajectory, *, signal: str = "pairwis
     reward, after Think-RM). The share is the signal that the grader `pairwise_judge` writes. None and errors as for
     `judge`.
     """
-    return _share(trajectory, signal, "pairwise_judge")
+    return _recorded_fraction(trajectory, signal, "pairwise_judge")
 
 
 def rubric(
@@ -49,7 +49,7 @@ def rubric(
     if found is None:
         return None
     shares = {name: _number(value, f"{signal}.{name}", "rubric") for name, value in found.items()}
-    return _weighted_mean(shares, _own(task, key, weights, "rubric"), "rubric")
+    return _weighted_mean(shares, _weights_of(task, key, weights, "rubric"), "rubric")
 
 
 def checklist(
@@ -72,11 +72,13 @@ def checklist(
         if not isinstance(item, Mapping) or not isinstance(item.get("met"), bool):
             raise ConfigError(f"reward 'checklist' wants met to be true or false, but {signal}.{name} = {item!r}")
     return _weighted_mean(
-        {name: float(item["met"]) for name, item in found.items()}, _own(task, key, weights, "checklist"), "checklist"
+        {name: float(item["met"]) for name, item in found.items()},
+        _weights_of(task, key, weights, "checklist"),
+        "checklist",
     )
 
 
-def _share(trajectory: Trajectory, signal: str, kind: str) -> float | None:
+def _recorded_fraction(trajectory: Trajectory, signal: str, kind: str) -> float | None:
     if trajectory.stop is Stop.ERROR:
         return None
     value = episode_signal(trajectory, signal, kind, grader=kind)
@@ -98,7 +100,7 @@ def _number(value: object, where: str, kind: str) -> float:
     return float(value)
 
 
-def _own(task: Task, key: str, weights: Mapping[str, float] | None, kind: str) -> Mapping[str, float]:
+def _weights_of(task: Task, key: str, weights: Mapping[str, float] | None, kind: str) -> Mapping[str, float]:
     """Return the task's weights if it has some under `key`, else the recipe's `weights`."""
     found = task.data.get(key, weights) if key else weights
     numbers = found.values() if isinstance(found, Mapping) else ()

@@ -60,12 +60,12 @@ class StopRules:
             case "drop":
                 return replace(score, in_gradient=False, in_baseline=False)
             case "zero":
-                return _scale(score, 0.0, 0.0, f"on_stop.{trajectory.stop.value}")
+                return _scale_rewards(score, 0.0, 0.0, f"on_stop.{trajectory.stop.value}")
             case "half":
-                return _scale(score, 0.5, 1.0, f"on_stop.{trajectory.stop.value}")
+                return _scale_rewards(score, 0.5, 1.0, f"on_stop.{trajectory.stop.value}")
 
 
-def _scale(score: Score, positive: float, negative: float, end: str) -> Score:
+def _scale_rewards(score: Score, positive: float, negative: float, end: str) -> Score:
     """Return a score with each reward multiplied by `positive` or `negative`, by its sign.
 
     The difference is withheld by `end`.

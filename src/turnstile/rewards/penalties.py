@@ -50,7 +50,7 @@ def multiplicative(
         return None
     if not value >= 0.0:
         raise ConfigError(f"reward 'multiplicative' wants {signal or name} >= 0, got {value} in task {task.id!r}")
-    counts = {fault: _count(task, trajectory, fault) for fault in (*hard, *(penalties or {}))}
+    counts = {fault: _fault_count(task, trajectory, fault) for fault in (*hard, *(penalties or {}))}
     if any(count is None for count in counts.values()):
         return None
     if any(counts[fault] for fault in hard):
@@ -60,7 +60,7 @@ def multiplicative(
     return value
 
 
-def _count(task: Task, trajectory: Trajectory, fault: str) -> float | None:
+def _fault_count(task: Task, trajectory: Trajectory, fault: str) -> float | None:
     """Return how often a fault occurred, or None without a verdict."""
     count = episode_signal(trajectory, fault, "multiplicative")
     if count is None:

@@ -35,7 +35,7 @@ class Limits:
     context: int = 0  # tokens in the context: prompt, observations and sampled tokens
     seconds: float = 300.0  # wall-clock time of the turns, excluding the final measuring and engine downtime
     measure_seconds: float = 3600.0  # for the final measuring; twice what the environments here allow for grading
-    max_downtime: float = MAX_DOWNTIME  # engine downtime in seconds by which `seconds` is extended at most
+    max_downtime: float = MAX_DOWNTIME  # maximum engine downtime, in seconds, by which `seconds` is extended
     unparsed: int = 0  # turns in a row without a parsable action
 
 
@@ -144,7 +144,7 @@ class _Episode:
         self.seeds = Seeds(task, attempt)
         self.started = time.monotonic()
         self.opened = False
-        self.downtime: DowntimeTracker | None = None  # of the request in flight
+        self.downtime: DowntimeTracker | None = None  # tracker of the request in flight
         self.reporting = False  # whether `on_turn` is being called
         self.downtime_reason = ""  # why the engine was down when the clock ended the episode
         self.opening: tuple[Message, ...] = ()

@@ -73,7 +73,7 @@ class Player:
     deadlines: Deadlines | None = None  # used where shorter than `limits.seconds`
     graders: tuple[Grader, ...] = ()
     hint: Hint | None = None  # for training prompts
-    slots: asyncio.Semaphore | None = None  # shared by several calls; None allows each `concurrent` episodes
+    slots: asyncio.Semaphore | None = None  # limit shared by several calls; None allows each call `concurrent` episodes
     board: StatusBoard = field(default_factory=StatusBoard)
     failures: Failures = field(default_factory=Failures)
 

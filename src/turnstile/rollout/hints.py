@@ -72,7 +72,7 @@ class RubricHint:
 
     def __call__(self, task: Task, attempt: int, attempts: int, step: int) -> str:
         """Return the heading and the criteria that an attempt is shown; "" if it is shown none."""
-        criteria = self._of(task)
+        criteria = self._criteria_of(task)
         count = round(self.shown_fraction(attempt, attempts, step) * len(criteria))
         drawn = random.Random(f"{self._seed}/{task.id}/{attempt}/{step}/rubric").sample(range(len(criteria)), count)
         return "\n".join([self._heading, *(f"- {criteria[place]}" for place in sorted(drawn))]) if drawn else ""
@@ -89,9 +89,9 @@ class RubricHint:
 
     def check(self, task: Task) -> None:
         """Raise ConfigError if neither the task nor the recipe has criteria."""
-        self._of(task)
+        self._criteria_of(task)
 
-    def _of(self, task: Task) -> list[str]:
+    def _criteria_of(self, task: Task) -> list[str]:
         found = task.data.get(self._key, self._criteria)
         texts = list(found.values()) if isinstance(found, Mapping) else found
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):

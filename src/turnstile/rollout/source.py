@@ -142,7 +142,7 @@ class ReplaySource:
         return groups
 
     def publish(self, version: int) -> None:
-        """Advance the tasks; no engine samples with the weights."""
+        """Advance the tasks. The weights are not published, since nothing is sampled."""
         self.sampler.next(self.groups)
 
     def state(self) -> Mapping[str, Any]:

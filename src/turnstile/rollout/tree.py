@@ -19,7 +19,7 @@ def tree_tokens(group: Group) -> int:
     # In sorted order the longest prefix that a path shares with any earlier one is shared with its predecessor.
     nodes, before = 0, b""
     for path in paths:
-        nodes += (len(path) - _common(before, path)) // TOKEN_BYTES
+        nodes += (len(path) - _common_prefix_bytes(before, path)) // TOKEN_BYTES
         before = path
     return nodes
 
@@ -33,17 +33,17 @@ def _contexts(trajectory: Trajectory) -> Iterator[bytes]:
     pieces: list[np.ndarray] = []
     for turn in trajectory.turns:
         if turn.fresh:
-            yield _bytes(pieces)
+            yield _path_bytes(pieces)
             pieces = []
         pieces += [turn.context_ids, turn.completion.token_ids]
-    yield _bytes(pieces)
+    yield _path_bytes(pieces)
 
 
-def _bytes(pieces: list[np.ndarray]) -> bytes:
+def _path_bytes(pieces: list[np.ndarray]) -> bytes:
     return np.concatenate(pieces).astype(">i4")[:-1].tobytes() if pieces else b""
 
 
-def _common(one: bytes, other: bytes) -> int:
+def _common_prefix_bytes(one: bytes, other: bytes) -> int:
     """Return the length in bytes of the longest common prefix of two paths, in whole tokens."""
     length = min(len(one), len(other)) // TOKEN_BYTES
     if length == 0:

@@ -76,7 +76,7 @@ class CheckpointState:
         """
         self.run.recorder.sync()
         self.run.tracker.sync()
-        self._note(progress.step, metrics)
+        self._store_score(progress.step, metrics)
         state = {
             "credit": dict(progress.credit),
             "sampler": dict(self.tasks_at()),
@@ -93,14 +93,14 @@ class CheckpointState:
         last = [step for step in sorted({*records.ledger.committed(), saved.step}) if step <= saved.step]
         last = last[-recipe.train.keep :]
         records.commit(saved.step, saved.digest, min(last))
-        checkpoint.prune(self._folder, {*last, *self._best()})
+        checkpoint.prune(self._folder, {*last, *self._best_step()})
 
     def save_if_new(self) -> None:
         """Save the last complete step when a run is stopped, if it is not saved yet."""
         if self.progress.step not in self.run.records.ledger.committed():
             self.save(self.progress, {})
 
-    def _note(self, step: int, metrics: Mapping[str, float]) -> None:
+    def _store_score(self, step: int, metrics: Mapping[str, float]) -> None:
         """Store the step's value of the metric that `train.keep_best` names."""
         name = self.run.recipe.train.keep_best
         if name and metrics and not name.startswith(HELDOUT):
@@ -108,12 +108,12 @@ class CheckpointState:
                 raise ConfigError(f"train.keep_best = {name!r} is nothing that a step logs; {nearest(name, metrics)}")
             self.scores[step] = metrics[name]
 
-    def _best(self) -> list[int]:
-        """Return the step with the best checkpoint, as a list of one or none. The first of equal ones is best."""
+    def _best_step(self) -> list[int]:
+        """Return a list with the step of the best checkpoint, the first of equal ones, or an empty list."""
         name = self.run.recipe.train.keep_best
         scores = self.scores
         if name.startswith(HELDOUT):
-            scores = _heldout(read_results(self.run.folder), name.removeprefix(HELDOUT))
+            scores = _heldout_means(read_results(self.run.folder), name.removeprefix(HELDOUT))
         scores = {step: score for step, score in scores.items() if self._folder.joinpath(f"step-{step:06d}").is_dir()}
         return [max(scores, key=lambda step: (scores[step], -step))] if scores else []
 
@@ -172,7 +172,7 @@ def check_keep_best(recipe: Recipe, env: Callable[..., Env] | None = None) -> No
         raise ConfigError(f"train.keep_best = {name!r}: evaluations have no {wanted!r}; {nearest(wanted, known)}")
 
 
-def _heldout(results: Mapping[str, Sequence[EpisodeResult]], of: str) -> dict[int, float]:
+def _heldout_means(results: Mapping[str, Sequence[EpisodeResult]], of: str) -> dict[int, float]:
     """Return the mean of a rate or number in each intermediate evaluation that has it, by step."""
     means = {
         int(name.removeprefix("step-")): float(np.mean([result.value(of) for result in with_verdict(found)]))

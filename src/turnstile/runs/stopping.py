@@ -75,18 +75,18 @@ class Stopping:
         cancel = self._task.cancel
 
         def stop(number: int, frame: FrameType | None) -> None:
-            if self.signal is not None:  # a second signal
+            if self.signal is not None:  # this is a second signal
                 raise KeyboardInterrupt
             self.signal = signal.Signals(number)
             loop.call_soon_threadsafe(cancel)
             signal.setitimer(signal.ITIMER_REAL, PATIENCE, PATIENCE)
 
         for number in before:
-            signal.signal(number, self._late if number is signal.SIGALRM else stop)
+            signal.signal(number, self._on_timer if number is signal.SIGALRM else stop)
         with _woken_by_signals(loop):
             return await work
 
-    def _late(self, number: int, frame: FrameType | None) -> None:
+    def _on_timer(self, number: int, frame: FrameType | None) -> None:
         assert self.signal is not None
         if self._interrupted:
             print(f"{self.signal.name}: something does not end, and is left behind", file=sys.stderr, flush=True)

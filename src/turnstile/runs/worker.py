@@ -116,14 +116,16 @@ async def serve(pipe: Pipe, setup: Setup) -> None:
     try:
         own = await speaker(setup.recipe)
         try:
-            await _Desk(pipe, own, make_player(setup.recipe, world, own.scaffold, own.engine, own.context)).work()
+            await _MessageHandler(
+                pipe, own, make_player(setup.recipe, world, own.scaffold, own.engine, own.context)
+            ).work()
         finally:
             await own.close()
     finally:
         await world.close()
 
 
-class _Desk:
+class _MessageHandler:
     """Receives messages and carries them out concurrently."""
 
     def __init__(self, pipe: Pipe, own: Model | Servers, player: Player) -> None:
@@ -172,7 +174,7 @@ class _Desk:
 
     async def _play(self, asked: PlayJobs, loading: asyncio.Task[None] | None) -> None:
         if loading is not None:
-            await loading  # nothing is sampled with older weights than those when it was requested
+            await loading  # jobs never use weights older than those when they were requested
         await self._player.play(asked.jobs, callback=_EventSender(self._pipe, self._own.engine))
 
     async def _send_status_counts(self) -> None:

@@ -112,7 +112,7 @@ class TaskSampler:
 
     @property
     def epoch(self) -> int:
-        """Number of completed epochs that the sampler has moved past."""
+        """Number of epochs that ended before the current one."""
         return self._epoch
 
     def next(self, n: int) -> list[Task]:

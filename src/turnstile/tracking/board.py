@@ -76,5 +76,5 @@ class StatusBoard:
         return {status: counter[status] for status in EpisodeStatus}
 
     def unfinished(self) -> dict[EpisodeStatus, int]:
-        """Return the number of episodes in each status of those that have not ended, without zeros."""
+        """Return the number of episodes that have not ended, by status and without zeros."""
         return {status: count for status, count in self.counts().items() if status in UNFINISHED and count}

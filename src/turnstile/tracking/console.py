@@ -107,17 +107,17 @@ def step_line(step: int, metrics: Scalars, columns: Sequence[tuple[str, str, str
     term (`gate/*`), and the seconds of each phase (`seconds/*`).
     """
     parts = [f"step {step:>3}"]
-    parts += [f"{name[:SHORT]} {value:.2f}" for name, value in _under("rate/", metrics).items()]
+    parts += [f"{name[:SHORT]} {value:.2f}" for name, value in _metrics_under("rate/", metrics).items()]
     for name, label, form in columns:
         value = metrics.get(name)
         if isinstance(value, int | float):
             parts.append(f"{label} {float(value):{form}}")
-    parts += [f"gate {name} {value:.2f}" for name, value in _under("gate/", metrics).items()]
-    parts += _seconds(metrics)
+    parts += [f"gate {name} {value:.2f}" for name, value in _metrics_under("gate/", metrics).items()]
+    parts += _phase_seconds(metrics)
     return "  ".join(parts)
 
 
-def _under(prefix: str, metrics: Scalars) -> dict[str, float]:
+def _metrics_under(prefix: str, metrics: Scalars) -> dict[str, float]:
     return {
         name.removeprefix(prefix): float(value)
         for name, value in metrics.items()
@@ -125,8 +125,8 @@ def _under(prefix: str, metrics: Scalars) -> dict[str, float]:
     }
 
 
-def _seconds(metrics: Scalars) -> list[str]:
-    spent = _under("seconds/", metrics)
+def _phase_seconds(metrics: Scalars) -> list[str]:
+    spent = _metrics_under("seconds/", metrics)
     whole = spent.pop("step", sum(spent.values()))
     phases = ", ".join(f"{name} {value:.1f}" for name, value in spent.items())
     return [f"{whole:.0f} s" + (f" ({phases})" if phases else "")] if whole or phases else []

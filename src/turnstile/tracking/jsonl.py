@@ -42,7 +42,7 @@ class JsonlTracker:
         self._metrics.close()
         scratch = self._path.with_name(self._path.name + ".new")
         with scratch.open("wb") as file:
-            file.writelines(line for line, body in _whole(self._path)[0] if body["step"] <= step)
+            file.writelines(line for line, body in _valid_lines(self._path)[0] if body["step"] <= step)
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, self._path)
@@ -63,7 +63,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     path = Path(run) / "metrics.jsonl"
     if not path.exists():
         return []
-    return [{key: _NUMBERS.get(value, value) for key, value in step.items()} for _, step in _whole(path)[0]]
+    return [{key: _NUMBERS.get(value, value) for key, value in step.items()} for _, step in _valid_lines(path)[0]]
 
 
 def read_messages(run: Path) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ def read_messages(run: Path) -> list[dict[str, Any]]:
     Damaged lines are skipped.
     """
     path = Path(run) / "messages.jsonl"
-    return [body for _, body in _whole(path)[0]] if path.exists() else []
+    return [body for _, body in _valid_lines(path)[0]] if path.exists() else []
 
 
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ _NUMBERS: dict[Any, Any] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": 
 def _open(path: Path) -> TextIO:
     """Open the file for appending, after moving a damaged end aside, and return it."""
     if path.exists():
-        lines, end = _whole(path)
+        lines, end = _valid_lines(path)
         within, behind = end - sum(len(line) for line, _ in lines), path.stat().st_size - end
         if within:
             _log.warning("%s: left out %d bytes between whole lines, which are damaged", path, within)
@@ -97,7 +97,7 @@ def _open(path: Path) -> TextIO:
     return path.open("a", encoding="utf-8")
 
 
-def _whole(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], int]:
+def _valid_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], int]:
     """Return a file's valid lines with their objects, and the position at which the last valid line ends.
 
     Torn lines and lines that are not a JSON object are left out; a crash of the machine may leave zeros.

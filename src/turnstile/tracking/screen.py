@@ -29,7 +29,7 @@ TRAINING = "training"
 """The label of the phase that spans all steps of a run."""
 REFRESH_RATE = 2  # redraws per second
 WINDOW = 60.0  # seconds over which the speed is measured
-SMALL_HEIGHT = 20  # lines; a lower terminal may not have room for the whole screen
+SMALL_HEIGHT = 20  # lines; a smaller terminal may not have room for the whole screen
 RECENT_STEPS = 6  # number of steps shown
 OUTCOME = "reward/outcome"
 SHARES = ("generate", "environment", "train", "other")

@@ -44,7 +44,7 @@ def check_kinds(recipe: Recipe, env: Callable[..., Env] | None = None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Agent:
-    """The network with its tokenizer, scaffold and local engine. `context` is its context window in tokens."""
+    """The network with its tokenizer, scaffold and local engine. `context` is the maximum context length in tokens."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase

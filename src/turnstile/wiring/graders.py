@@ -46,7 +46,7 @@ def check_asked(recipe: Recipe, *, train: Sequence[Task] = (), heldout: Sequence
     for kind in recipe.graders:
         maker = bind("grader", kind, given=GIVEN)
         if hasattr(getattr(maker, "func", maker), "check"):
-            grader = _made(kind, maker, given)
+            grader = _make_grader(kind, maker, given)
             for task in (*train, *heldout):
                 grader.check(task)
     if (check := getattr(make_hint(recipe), "check", None)) is not None:
@@ -71,11 +71,11 @@ def make_graders(recipe: Recipe, folder: Path | None, agent: Agent | None) -> di
         given |= {"asker": make_asker(recipe, folder), "chars": recipe.judge.chars}
     found: dict[str, Grader] = {}
     for place, (kind, maker) in enumerate(zip(recipe.graders, makers, strict=True)):
-        found[f"{place}:{kind.kind}"] = _made(kind, maker, given)
+        found[f"{place}:{kind.kind}"] = _make_grader(kind, maker, given)
     return found
 
 
-def _made(kind: Kind, maker: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+def _make_grader(kind: Kind, maker: Callable[..., Any], given: Mapping[str, Any]) -> Any:
     try:
         return maker(**{name: it for name, it in given.items() if takes(maker, name)})
     except TypeError as error:

@@ -65,7 +65,7 @@ def make_objective(recipe: Recipe) -> Objective:
     multipliers = [bind("loss_multiplier", kind, given=("batch",)) for kind in recipe.loss_multipliers]
     corrected = any(PROXIMAL in needs_of(part).extras for part in (loss, *multipliers))
     older = recipe.rollout.max_staleness or recipe.replay_buffer.size  # episodes played ahead or replayed
-    elsewhere = not recipe.engine.in_process  # log-probabilities come from another program's kernels
+    elsewhere = not recipe.engine.in_process  # other kernels computed the log-probabilities
     if (older or elsewhere) and not corrected:
         multipliers.append(bind("loss_multiplier", Kind(kind="tis"), given=("batch",)))
     objective = Objective(

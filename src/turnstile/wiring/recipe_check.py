@@ -66,13 +66,15 @@ def check_recipe(recipe: Recipe, *, env: bool = False) -> list[str]:
             continue
         own = kind.knobs
         if where.startswith("regularizers"):
-            _coefficient(where, own)
+            _take_coefficient(where, own)
         elif where == "rehearsal.loss" and (coefficient := own.pop("coef", None)) is not None:
             check_value(f"{where}.coef", {"type": "float", "above": 0}, coefficient)
         found = check_kind(room, f"{where}.kind", kind.kind, own, also=TERM if room == "reward" else ())
         lines += [found] if found else []
-    parts = (_of_model, _of_sampling, _of_rollout, _of_rewards, _of_places)
-    wrongs = itertools.chain(*(part(recipe) for part in parts), _of_others(recipe, env), _of_training(recipe, env))
+    parts = (_model_errors, _sampling_errors, _rollout_errors, _reward_errors, _path_errors)
+    wrongs = itertools.chain(
+        *(part(recipe) for part in parts), _other_errors(recipe, env), _training_errors(recipe, env)
+    )
     for wrong in wrongs:
         raise ConfigError(wrong)
     check_company(recipe)
@@ -115,7 +117,7 @@ def _server_knobs(recipe: Recipe) -> dict[str, Any]:
     return knobs
 
 
-def _coefficient(where: str, knobs: dict[str, Any]) -> None:
+def _take_coefficient(where: str, knobs: dict[str, Any]) -> None:
     """Remove the coefficient of a regulariser from its knobs. Raises ConfigError if it is not a finite number."""
     found = knobs.pop("coef", None)
     if isinstance(found, bool) or not isinstance(found, int | float):
@@ -124,7 +126,7 @@ def _coefficient(where: str, knobs: dict[str, Any]) -> None:
         raise ConfigError(f"{where}.coef = {found} must be a finite number")
 
 
-def _of_model(recipe: Recipe) -> Iterator[str]:
+def _model_errors(recipe: Recipe) -> Iterator[str]:
     model = recipe.model
     if model.train == "all" and model.top_layers:
         yield f"model.top_layers = {model.top_layers} goes with model.train = 'top' or 'lora'; with 'all' all learn"
@@ -134,7 +136,7 @@ def _of_model(recipe: Recipe) -> Iterator[str]:
         yield "model.train = 'lora' needs an optional dependency; install it with: pip install 'turnstile-rl[lora]'"
 
 
-def _of_sampling(recipe: Recipe) -> Iterator[str]:
+def _sampling_errors(recipe: Recipe) -> Iterator[str]:
     sampling = recipe.sampling
     if sampling.temperature == 0:
         yield "sampling.temperature = 0 leaves nothing to learn from; train with one above 0"
@@ -157,10 +159,10 @@ def _of_sampling(recipe: Recipe) -> Iterator[str]:
             "pip install 'turnstile-rl[grammar]'"
         )
     elif recipe.engine.in_process:
-        yield from _unreadable(recipe)
+        yield from _grammar_errors(recipe)
 
 
-def _unreadable(recipe: Recipe) -> Iterator[str]:
+def _grammar_errors(recipe: Recipe) -> Iterator[str]:
     """Yield an error if the expression that turns must match cannot be parsed."""
     from llguidance import LLMatcher
 
@@ -176,7 +178,7 @@ def _unreadable(recipe: Recipe) -> Iterator[str]:
         yield f"sampling.{name} cannot be read: {why.removeprefix('error: ')}"
 
 
-def _of_places(recipe: Recipe) -> Iterator[str]:
+def _path_errors(recipe: Recipe) -> Iterator[str]:
     """Yield errors about missing files and malformed addresses."""
     for name, path in (
         ("tasks.train", recipe.tasks.train),
@@ -207,7 +209,7 @@ def _as_list(urls: object) -> list[str]:
     ]
 
 
-def _of_rewards(recipe: Recipe) -> Iterator[str]:
+def _reward_errors(recipe: Recipe) -> Iterator[str]:
     terms = recipe.rewards.terms
     if not terms:
         yield "rewards.terms is empty, so nothing is rewarded; name a term"
@@ -222,7 +224,7 @@ def _of_rewards(recipe: Recipe) -> Iterator[str]:
             yield f'reward {term.kind!r} reads what the grader {wanted!r} writes; add [[graders]] kind = "{wanted}"'
 
 
-def _of_others(recipe: Recipe, env: bool) -> Iterator[str]:
+def _other_errors(recipe: Recipe, env: bool) -> Iterator[str]:
     kinds = Counter(kind.kind for kind in recipe.trackers)
     if (twice := kinds.most_common(1)) and twice[0][1] > 1:
         yield f"trackers: {twice[0][0]!r} is named twice"
@@ -239,7 +241,7 @@ def _of_others(recipe: Recipe, env: bool) -> Iterator[str]:
             )
 
 
-def _of_rollout(recipe: Recipe) -> Iterator[str]:
+def _rollout_errors(recipe: Recipe) -> Iterator[str]:
     factor = recipe.rollout.straggler_factor
     if 0 < factor <= 1:
         yield (
@@ -255,7 +257,7 @@ def _of_rollout(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _of_training(recipe: Recipe, env: bool) -> Iterator[str]:
+def _training_errors(recipe: Recipe, env: bool) -> Iterator[str]:
     train, kind = recipe.train, recipe.credit.kind
     if recipe.replay_buffer.size and kind in KINDS["credit"] and kind != "recalibrated":
         yield (
