@@ -98,7 +98,7 @@ Finding = tuple[int, str]
 
 
 def _find_lost(db: sqlite3.Connection, committed: int | None, expected: Expected) -> Iterable[Finding]:
-    """Yield findings about attempts that are not accounted for, given that the checkpoint of step `committed` counts."""
+    """Yield findings about attempts that are unaccounted for, although the checkpoint of step `committed` counts."""
     if committed is None:
         return
     places = ", ".join("?" * len(OPEN))
