@@ -148,7 +148,7 @@ async def _with_policy(
 
 
 def _subject(recipe: Recipe, run: Path | None, model: str | None, policy: str) -> tuple[str, str, int]:
-    """Return the name, the model and the training step to evaluate. For a policy, only the model's tokenizer is used."""
+    """Return the name, model and training step to evaluate. For a policy, only the model's tokenizer is used."""
     if not recipe.engine.in_process and policy == MODEL:
         if model is not None:
             raise ConfigError(f"--model names a model to load; that of a server is named with engine.model={model}")
