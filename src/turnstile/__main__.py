@@ -1,4 +1,4 @@
-"""`python -m turnstile`: the command line."""
+"""The command line, run as `python -m turnstile`."""
 
 from turnstile.cli.main import main
 

@@ -1,7 +1,7 @@
-"""A run is one TOML file: its schema, dotted overrides, and errors that name the nearest known word.
+"""The recipe of a run: its schema, TOML files, dotted overrides, and errors that name the nearest known word.
 
-`kind` names a function (see `lookup.KINDS`) and every other key of that section is one of its keyword
-arguments, so an algorithm adds no configuration class. Nothing here imports torch.
+`kind` names a function (see `lookup.KINDS`) and every other key of that section is one of its keyword arguments, so a
+new algorithm adds no configuration class. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EndRule = Literal["grade", "zero", "half", "mask", "drop"]
 
 
 def _tuples(fields: Mapping[str, FieldInfo], data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data with lists as tuples for fields that take tuples, since TOML and JSON have lists only."""
+    """Return the data with lists converted to tuples for fields of tuple type, since TOML and JSON have only lists."""
 
     def takes_tuple(field: FieldInfo | None) -> bool:
         hint = None if field is None else field.annotation
@@ -38,7 +38,8 @@ def _tuples(fields: Mapping[str, FieldInfo], data: Mapping[str, Any]) -> dict[st
 class Section(BaseModel):
     """A part of a recipe that rejects unknown keys.
 
-    If a key names a function, knobs alone are those of its default: `credit = { scale = "none" }` configures `grpo`.
+    If a table that names a function has no `kind`, its knobs are those of the default function: `credit = { scale =
+    "none" }` configures `grpo`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
@@ -59,7 +60,7 @@ class Section(BaseModel):
 class Kind(BaseModel):
     """A part of a recipe that names a function; its other keys are that function's keyword arguments.
 
-    The name alone stands for a section without other keys: `sandbox = "bubblewrap"`.
+    A string stands for a section with only a `kind`: `sandbox = "bubblewrap"`.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
@@ -75,7 +76,7 @@ class Kind(BaseModel):
         return dict(self.model_extra or {})
 
     def split(self, knob: str) -> tuple[Any, Kind]:
-        """Return one of the knobs (None if it is not set), and the kind without it."""
+        """Return the value of one knob (None if it is not set), and the kind without that knob."""
         others = self.knobs
         found = others.pop(knob, None)
         return found, Kind.model_validate({"kind": self.kind, **others})
@@ -86,7 +87,7 @@ class ModelConfig(Section):
 
     id: str = "smollm2-135m"  # hub id, packaged name or folder (write folders with ./ in front)
     device: str = "auto"  # "auto" (CUDA if present), "cpu" or "cuda:N"
-    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"  # of the weights; "auto" is float32
+    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"  # dtype of the weights; "auto" is float32
     train: Literal["all", "top", "lora"] = "all"  # all weights, the last layers, or LoRA adapters
     top_layers: int = Field(0, ge=0)  # with "top" and "lora": train only the last N layers (0: adapters on all)
     lora_rank: int = Field(16, ge=1)  # rank of the adapters
@@ -95,7 +96,7 @@ class ModelConfig(Section):
 
 
 class EngineConfig(Kind):
-    """What samples: `transformers`, in this process, with the keys below; or `openai`, a server, with its own knobs."""
+    """The engine that samples: `transformers`, with the keys below, or `openai`, servers with knobs of their own."""
 
     kind: str = "transformers"  # "transformers" (in this process) or "openai" (servers)
     deterministic: bool = False  # bit-reproducible sampling; slower
@@ -113,19 +114,19 @@ class EngineConfig(Kind):
 
     @property
     def in_process(self) -> bool:
-        """Whether the model is sampled from here."""
+        """Whether the model is sampled in this process."""
         return self.kind == "transformers"
 
 
 class AgentConfig(Section):
-    """Rendering and parsing: messages to token ids, and sampled text to messages."""
+    """Rendering of messages to token ids, and parsing of sampled text to messages."""
 
     renderer: Kind = Kind(kind="chat")  # messages to token ids
     parser: Kind = Kind(kind="hermes")  # sampled text to a message with tool calls
 
 
 class SamplingConfig(Section):
-    """Sampling in training. Evaluation takes the same, except for `eval.temperature`."""
+    """Sampling in training. Evaluation uses the same settings, except for `eval.temperature`."""
 
     temperature: float = Field(1.0, ge=0)  # divides the logits, in the loss too
     top_k: int = Field(0, ge=0)  # sample from the k most likely tokens (0: off)
@@ -186,14 +187,14 @@ class OnStopConfig(Section):
 
 
 class GateConfig(Section):
-    """The threshold that a term must pass before rewards of lower levels count (G-RA)."""
+    """The threshold that a term must pass for rewards of lower levels to count (G-RA)."""
 
     value: float  # threshold
     compare: Literal["gt", "ge"] = "gt"  # greater than, or at least
 
 
 class TermConfig(Kind):
-    """One named reward; keys besides these are knobs of its function."""
+    """One named reward. All other keys are knobs of its function."""
 
     name: str = ""  # default: the kind
     scope: Literal["", "episode", "turn"] = ""  # default: the function's own
@@ -203,14 +204,14 @@ class TermConfig(Kind):
 
 
 class RewardsConfig(Section):
-    """Reward terms and how they add up."""
+    """Reward terms and how they are combined."""
 
     compose: Literal["gated", "direct"] = "gated"  # "gated" (G-RA) or "direct" accumulation (D-RA)
     terms: tuple[TermConfig, ...] = (TermConfig(kind="signal", name="outcome", level=1),)  # default: the environment's
 
 
 class JudgeConfig(Section):
-    """The model that graders ask: behind an OpenAI-compatible server, or without a `url` loaded into this process."""
+    """The model that graders ask, on an OpenAI-compatible server or, without a `url`, loaded into this process."""
 
     model: str = ""  # as model.id; with a url the server's name for it (default: the only one there)
     url: str | tuple[str, ...] = ""  # like http://127.0.0.1:8000/v1; several serve the same model
@@ -221,16 +222,16 @@ class JudgeConfig(Section):
     timeout: float = Field(120.0, gt=0)  # seconds per answer
     retries: int = Field(4, ge=0)  # requests repeated when the server does not answer
     constrained: bool = False  # force a parsable answer: vLLM, turnstile serve, or here with the extra `grammar`
-    chars: int = Field(20_000, ge=1000)  # characters of an episode that are shown; its middle is cut
+    chars: int = Field(20_000, ge=1000)  # characters of an episode to show; the middle of longer ones is cut
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The addresses, if there are any."""
+        """The addresses of the servers, if any."""
         return tuple(filter(None, (self.url,) if isinstance(self.url, str) else self.url))
 
 
 class SftConfig(Section):
-    """Supervised learning before RL: of oracle episodes, of conversations, or of both. Without either there is none."""
+    """Supervised learning before RL, from oracle episodes, conversations, or both. Without either it is skipped."""
 
     demos: int = Field(0, ge=0)  # oracle episodes to play and learn from
     demonstrator: Kind = Kind(kind="swe")  # the oracle that plays them
@@ -244,7 +245,7 @@ class SftConfig(Section):
 
     @property
     def wanted(self) -> bool:
-        """Whether there is anything to learn from."""
+        """Whether there are demonstrations or conversations to learn from."""
         return bool(self.demos or self.conversations)
 
 
@@ -257,10 +258,10 @@ class TrainConfig(Section):
     max_tokens_per_microbatch: int = Field(8192, ge=64)  # distinct tokens per forward pass; gradients accumulate
     checkpointing: bool = False  # recompute activations in the backward pass: less memory, more time
     lr: float = Field(1e-5, gt=0)  # learning rate of AdamW
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of the learning rate, after warmup
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # learning-rate schedule after warmup
     warmup: int = Field(0, ge=0)  # optimiser steps of linear warmup
-    betas: tuple[Share, Share] = (0.9, 0.999)  # of AdamW, each in [0, 1)
-    weight_decay: float = Field(0.0, ge=0)  # of AdamW
+    betas: tuple[Share, Share] = (0.9, 0.999)  # AdamW's betas, each in [0, 1)
+    weight_decay: float = Field(0.0, ge=0)  # AdamW's weight decay
     clip: float = Field(1.0, gt=0)  # maximum gradient norm
     drop_zero_advantage_groups: bool = True  # leave out groups without any advantage, in the loss's denominator too
     reference_every: int = Field(0, ge=0)  # steps after which the current policy becomes the reference (0: never)
@@ -271,7 +272,7 @@ class TrainConfig(Section):
 
 
 class RehearsalConfig(Section):
-    """Samples of the initial policy, trained on at every step against forgetting. There are none without tasks."""
+    """Samples of the initial policy that every step also trains on, against forgetting. None without `tasks`."""
 
     tasks: int = Field(0, ge=0)  # training tasks to play before the first step (0: off)
     attempts: int = Field(1, ge=1)  # episodes per task
@@ -301,14 +302,13 @@ class EvalConfig(Section):
 
 
 class Recipe(Section):
-    """Everything a run needs. See `recipes/` for examples and docs/configuration.md for the whole list.
+    """Everything a run needs. See `recipes/` for examples and docs/configuration.md for all keys.
 
-    A recipe file may begin with `base = "other.toml"`: it inherits everything from that recipe that it does not set
-    itself.
+    A recipe file may begin with `base = "other.toml"`; it then inherits everything that it does not set itself.
     """
 
     name: str = "run"  # the run's folder is runs/NAME
-    seed: int = Field(0, ge=0)  # of everything random
+    seed: int = Field(0, ge=0)  # seed of all random numbers
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     agent: AgentConfig = AgentConfig()
@@ -320,16 +320,16 @@ class Recipe(Section):
     rollout: RolloutConfig = RolloutConfig()
     on_stop: OnStopConfig = OnStopConfig()
     rewards: RewardsConfig = RewardsConfig()
-    graders: tuple[Kind, ...] = ()  # look at finished episodes and write signals that rewards read
+    graders: tuple[Kind, ...] = ()  # examine finished episodes and write signals that rewards read
     judge: JudgeConfig = JudgeConfig()
-    hint: Kind | None = None  # what training prompts show besides the task, faded out over steps
+    hint: Kind | None = None  # text that training prompts show besides the task, faded out over steps
     credit: Kind = Kind(kind="grpo")  # advantage estimator
     loss: Kind = Kind(kind="ppo")  # policy loss
     loss_multipliers: tuple[Kind, ...] = ()  # multiply each token's loss: off-policy corrections, token selection
     regularizers: tuple[Kind, ...] = ()  # further losses, each with a `coef`
     rehearsal: RehearsalConfig = RehearsalConfig()
     replay_buffer: ReplayBufferConfig = ReplayBufferConfig()
-    loss_aggregation: Kind = Kind(kind="token")  # what a token's loss weighs: by token, turn, trajectory, or constant
+    loss_aggregation: Kind = Kind(kind="token")  # weights of tokens' losses: by token, turn, trajectory, or constant
     sft: SftConfig = SftConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
@@ -337,10 +337,10 @@ class Recipe(Section):
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, env: object = None) -> Recipe:
-    """Return the recipe in a TOML file, with overrides such as `a.b=value` applied; see `make_recipe`.
+    """Return the recipe in a TOML file after applying overrides such as `a.b=value`. See `make_recipe`.
 
-    Relative paths start where they are written: those in a file at its folder, those in overrides at the current
-    folder. Raises ConfigError with one line that says which key of which file is wrong and names the nearest known one.
+    Relative paths in a file are relative to its folder, and those in overrides to the current folder. Raises
+    ConfigError with one line that says which key of which file is wrong and names the nearest known one.
     """
     return make_recipe(_read(Path(path)), overrides, where=str(path), folder=Path(path).parent, env=env)
 
@@ -353,26 +353,26 @@ def make_recipe(
     folder: str | Path = ".",
     env: object = None,
 ) -> Recipe:
-    """Return a recipe from plain data; paths in it are relative to `folder`.
+    """Return a recipe from plain data. Paths in the data are relative to `folder`.
 
-    Overrides and errors are as in `load_recipe`. `base` names a recipe file that gives everything that the data does
-    not, and may have a `base` itself. Tables are merged key by key, but a table with another `kind` replaces the whole
-    table, as any list does. Without `rewards.terms` the recipe has the `default_terms` of its environment, or of `env`
-    in its place.
+    Overrides and errors are as in `load_recipe`. `base` names a recipe file that provides everything that the data does
+    not set, and may itself have a `base`. Tables are merged key by key, except that lists and tables with a different
+    `kind` replace the earlier value entirely. Without `rewards.terms` the recipe gets the `default_terms` of its
+    environment, or of `env` in its place.
     """
     written = _with_bases(data, where, Path(folder))
     changed: dict[str, Any] = functools.reduce(_merge, (part for _, part in reversed(written)), {})
-    for override in sorted(overrides, key=lambda text: not text.lstrip().startswith("env")):  # it may bring terms
+    for override in sorted(overrides, key=lambda text: not text.lstrip().startswith("env")):  # env may set terms
         if override.lstrip().startswith("rewards."):
             _take_default_terms(changed, env)
         keys = _apply(changed, override)
-        _anchor(changed, Path(), [path for path in PATHS if path[: len(keys)] == keys])  # those it has set
+        _anchor(changed, Path(), [path for path in PATHS if path[: len(keys)] == keys])  # the paths that it has set
     _take_default_terms(changed, env)
     try:
         return Recipe.model_validate(changed)
     except ValidationError as error:
         place = error.errors()[0]["loc"]
-        file, _ = max(written, key=lambda part: _depth(part[1], place))  # of equals the first, which is the recipe
+        file, _ = max(written, key=lambda part: _depth(part[1], place))  # the first of equals, so the recipe itself
         raise ConfigError(f"{file}: {_explain(error, changed)}") from None
 
 
@@ -388,7 +388,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _with_bases(data: Mapping[str, Any], where: str, folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return the data and that of its bases, each as (file, its data with absolute paths)."""
+    """Return the data followed by that of its bases, each as (file, its data with absolute paths)."""
     found: list[tuple[str, dict[str, Any]]] = []
     while True:
         own = copy.deepcopy(dict(data))
@@ -410,31 +410,31 @@ def _with_bases(data: Mapping[str, Any], where: str, folder: Path) -> list[tuple
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any], place: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return `below` with the keys of `above` merged into it; `place` is the place of both tables in the recipe."""
+    """Return `below` with the keys of `above` merged into it. `place` is the path of both tables in the recipe."""
     result = dict(below)
     for key, value in above.items():
         under, here = below.get(key), (*place, key)
         if isinstance(under, dict) and isinstance(value, str):
-            value = {"kind": value}  # the name alone stands for a table
+            value = {"kind": value}  # a string stands for a table with only a kind
         elif isinstance(under, str) and isinstance(value, dict):
             under = {"kind": under}
         result[key] = value
         if isinstance(under, dict) and isinstance(value, dict):
             kind = under.get("kind", _default_kind(here))
-            if value.get("kind", kind) == kind:  # else the knobs below are another function's
+            if value.get("kind", kind) == kind:  # otherwise the knobs below belong to another function
                 result[key] = _merge(under, value, here)
     return result
 
 
 def _default_kind(place: Sequence[str]) -> str | None:
-    """Return the kind of a table that names none."""
+    """Return the default kind of the table at `place`, or None if it has none."""
     section = _section(place[:-1])
     field = None if section is None else section.model_fields.get(place[-1])
     return getattr(field and field.default, "kind", None)
 
 
 def _depth(data: Any, place: Sequence[Any]) -> int:
-    """Return how many keys of a place in a recipe the data has."""
+    """Return how many leading keys of `place` exist in the data."""
     for depth, key in enumerate(place):
         inside = isinstance(data, list) and isinstance(key, int) and key < len(data)
         if not inside and not (isinstance(data, dict) and key in data):
@@ -444,15 +444,15 @@ def _depth(data: Any, place: Sequence[Any]) -> int:
 
 
 def _take_default_terms(data: dict[str, Any], env: object) -> None:
-    """Give a recipe without reward terms those of its environment, if it has some and can be imported."""
+    """Give a recipe without reward terms the defaults of its environment, if that has any and can be imported."""
     rewards, kind = data.get("rewards", {}), data.get("env", {})
     kind = kind.get("kind", _default_kind(("env",))) if isinstance(kind, dict) else kind
     if not isinstance(rewards, dict) or "terms" in rewards:
         return
     try:
-        found = resolve("env", str(kind)) if env is None else getattr(env, "func", env)  # of a partial: its class
+        found = resolve("env", str(kind)) if env is None else getattr(env, "func", env)  # the class of a partial
     except ConfigError:
-        return  # which is told when the recipe is checked
+        return  # reported when the recipe is checked
     if terms := getattr(found, "default_terms", ()):
         data["rewards"] = {**rewards, "terms": copy.deepcopy(list(terms))}
 
@@ -467,15 +467,15 @@ PATHS = (
     ("sandbox", "dockerfile"),
     ("sandbox", "rootfs"),
 )
-"""The keys of a recipe that hold a path, or may."""
+"""The keys of a recipe that hold or may hold a path."""
 
 
 NAMED = (("model", "id"), ("train", "teacher"))
-"""Those of them that are names unless they look like a path."""
+"""Keys of `PATHS` whose values are names unless they look like a path."""
 
 
 def _anchor(data: Mapping[str, Any], folder: Path, paths: Sequence[tuple[str, str]]) -> None:
-    """Make relative paths among `paths` absolute, starting at `folder`."""
+    """Make the relative paths at the keys `paths` absolute, resolving them from `folder`."""
     for section, key in paths:
         part = data.get(section)
         if not isinstance(part, dict) or not isinstance(text := part.get(key), str) or not text:
@@ -485,11 +485,11 @@ def _anchor(data: Mapping[str, Any], folder: Path, paths: Sequence[tuple[str, st
         except RuntimeError:
             raise ConfigError(f"{section}.{key} = {text!r}: there is no such user's home folder here") from None
         if (section, key) not in NAMED or text.startswith((".", "~")) or ("/" in text and path.is_dir()):
-            part[key] = str(path.resolve())  # any other is a name
+            part[key] = str(path.resolve())  # any other value is a name
 
 
 def _apply(data: dict[str, Any], override: str) -> tuple[str, ...]:
-    """Set one dotted key and return its parts. A value is read as TOML, and is a string if it is not."""
+    """Set one dotted key and return its parts. The value is parsed as TOML, or taken as a string if that fails."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"override {override!r}: write it as section.key=value")
@@ -502,7 +502,7 @@ def _apply(data: dict[str, Any], override: str) -> tuple[str, ...]:
     for depth, part in enumerate(parents, 1):
         if isinstance(here, dict) and isinstance(here.get(part), str):
             section = _section(parents[:depth])
-            if section is not None and issubclass(section, Kind):  # the name alone stands for a section
+            if section is not None and issubclass(section, Kind):  # a string stands for a section with only a kind
                 here[part] = {"kind": here[part]}
         here = here[_item(here, part, override)] if isinstance(here, list) else here.setdefault(part, {})
         if not isinstance(here, dict | list):
@@ -512,7 +512,7 @@ def _apply(data: dict[str, Any], override: str) -> tuple[str, ...]:
 
 
 def _item(items: Sequence[Any], part: str, override: str) -> int:
-    """Return the index into a list that a part of an override's key names."""
+    """Return the list index that a part of an override's key gives."""
     if not part.isdecimal() or int(part) >= len(items):
         known = f"0 to {len(items) - 1}" if items else "but it is empty"
         raise ConfigError(f"override {override!r}: {part!r} is no place in this list, which has {known}")
@@ -520,7 +520,7 @@ def _item(items: Sequence[Any], part: str, override: str) -> int:
 
 
 def _explain(error: ValidationError, data: Mapping[str, Any]) -> str:
-    """Return the first problem in one line."""
+    """Return one line about the first problem."""
     place, problems, others = first_problem(error, data)
     path, kind = format_place(place) or "top level", problems[0]["type"]
     if kind == "extra_forbidden":
@@ -537,7 +537,7 @@ def _explain(error: ValidationError, data: Mapping[str, Any]) -> str:
 
 
 def _section(location: Sequence[Any]) -> type[BaseModel] | None:
-    """Return the section class at a path of keys."""
+    """Return the section class at a path of keys, or None if there is none."""
     here: Any = Recipe
     for part in location:
         if isinstance(part, int):

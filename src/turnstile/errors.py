@@ -1,15 +1,15 @@
-"""Every error that a user can meet. One line: what is wrong, where, and how to fix it."""
+"""All errors that a user can encounter. Each says in one line what is wrong, where, and how to fix it."""
 
 from __future__ import annotations
 
 import signal
 
 RESUME_HINT = "finished work is kept, and the same command resumes from there"
-"""What a stopped run tells the user."""
+"""Text that tells the user how to resume a stopped run."""
 
 
 class TurnstileError(Exception):
-    """Base of all errors raised on purpose. The command line prints its text and exits with `exit_code`."""
+    """The base class of all errors raised on purpose. The command line prints the text and exits with `exit_code`."""
 
     exit_code = 1
 
@@ -21,7 +21,7 @@ class ConfigError(TurnstileError):
 
 
 class ShapeError(ConfigError):
-    """A function is not called as its kind is, or returns something else."""
+    """A function has the wrong signature for its kind, or returns something of the wrong form."""
 
 
 class MissingExtraError(TurnstileError):
@@ -38,23 +38,23 @@ class TaskError(TurnstileError):
 
 
 class CheckpointError(TurnstileError):
-    """A checkpoint is missing, incomplete or of another run."""
+    """A checkpoint is missing, incomplete or from another run."""
 
 
 class LedgerError(TurnstileError):
-    """The ledger of a run is missing, damaged or of another version."""
+    """The ledger of a run is missing, damaged or from another version."""
 
 
 class TrainingError(TurnstileError):
-    """Training cannot continue (for example after too many steps with gradients that are not finite)."""
+    """Training cannot continue, for example after too many steps with gradients that are not finite."""
 
 
 class ReplayError(TurnstileError):
-    """A run cannot be trained again from its record."""
+    """Training cannot be repeated from a run's record."""
 
 
 class StoppedError(TurnstileError):
-    """A signal stopped the run, which resumes from there when it is started again."""
+    """A signal stopped the run, which resumes when it is started again."""
 
     def __init__(self, by: signal.Signals) -> None:
         super().__init__(f"stopped by {by.name}; {RESUME_HINT}")
@@ -66,9 +66,9 @@ class RunFolderError(TurnstileError):
 
 
 class InfrastructureError(TurnstileError):
-    """Something below the episode broke: not the agent's fault, so never a reward of zero.
+    """Something other than the agent failed, which is therefore never scored as a reward of zero.
 
-    The episode ends with `Stop.ERROR`; it is retried, masked and counted.
+    The episode ends with `Stop.ERROR`; it is retried, excluded from training and counted.
     """
 
 
@@ -77,7 +77,7 @@ class SandboxError(InfrastructureError):
 
 
 class ContainerDiedError(SandboxError):
-    """A container ended, or stopped answering, while it was in use."""
+    """A container exited, or stopped answering, while in use."""
 
 
 class DaemonError(SandboxError):
@@ -102,17 +102,17 @@ def is_shared(fault: BaseException) -> bool:
 
 
 ENGINE_NOTE = "in the engine, "
-"""Start of the note that the engine adds to an error that several requests share."""
+"""Beginning of the note that the engine adds to an error shared by several requests."""
 
 
 class EngineGoneError(EngineError):
-    """The server that samples cannot be reached, or does not answer."""
+    """The server that samples cannot be reached or does not answer."""
 
 
 class RequestFailedError(EngineError):
     """A server was reached but could not answer one request.
 
-    `again`: whether a retry may succeed; `pause`: seconds for which the server wants no request.
+    `again` says whether a retry may succeed; `pause` is for how many seconds the server wants no requests.
     """
 
     def __init__(self, text: str, *, again: bool, pause: float | None = None) -> None:
@@ -130,7 +130,8 @@ class VerifierError(InfrastructureError):
 
 
 class VerifierKilledError(VerifierError):
-    """The grading process got SIGKILL: the machine is short of memory, or the code under test sent it.
+    """The grading process got SIGKILL, either for lack of memory or from the code under test.
 
-    The two cannot be told apart, so it is not scored 0; repeated cases are counted per task and policy, and shown.
+    The two causes cannot be distinguished, so the attempt is not scored 0. Such cases are counted, and an alarm reports
+    them if they recur.
     """

@@ -1,4 +1,4 @@
-"""What keys of other trainers are called here, for errors: what somebody who comes from TRL, verl or OpenRLHF types."""
+"""Hints for users of other trainers, such as TRL, verl or OpenRLHF, who type those trainers' keys in a recipe."""
 
 from __future__ import annotations
 
@@ -161,12 +161,12 @@ _WORDS: tuple[tuple[str, str], ...] = (
         "it is credit.scale",
     ),
 )
-"""Keys of others -> what they are here."""
+"""Space-separated keys of other trainers, each with a hint to the counterpart here."""
 
 ELSEWHERE = {name: text for names, text in _WORDS for name in names.split()}
-"""A key -> what it is here."""
+"""Hints by key."""
 
 
 def hint(word: str, known: Iterable[str]) -> str:
-    """Return a hint for an unknown key: its name here if other trainers use it, else the nearest known key."""
+    """Return a hint for an unknown key: its counterpart here if other trainers use it, else the nearest known key."""
     return ELSEWHERE[word] if word in ELSEWHERE else nearest(word, known)

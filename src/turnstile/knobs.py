@@ -1,7 +1,7 @@
-"""What every kind of ours takes, without loading it: names, types and ranges of its knobs, and the extra it needs.
+"""The knobs of every built-in kind, with their types and ranges and the extra that it needs, without loading the kind.
 
-`knobs.json` is made from the code by `make docs`, and `make check` holds it to that. So a recipe is checked in a
-moment, and by somebody who has no torch.
+`make docs` generates `knobs.json` from the code, and `make check` verifies that it is up to date. A recipe can
+therefore be checked in a moment, even without torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from turnstile.lookup import KINDS, nearest
 from turnstile.validation import adapter, misfit
 
 SECTIONS = ("credit", "loss", "env", "sandbox", "loss_aggregation")
-"""Rooms that are a section of a recipe by the same name."""
+"""Rooms that have a recipe section of the same name."""
 TABLE = pathlib.Path(__file__).with_name("knobs.json")
 
 
@@ -32,7 +32,8 @@ TABLE = pathlib.Path(__file__).with_name("knobs.json")
 def table() -> Mapping[str, Mapping[str, Any]]:
     """Return room -> kind -> {"knobs": {name: knob}, "any"?, "needs"?, "rewardless"?}.
 
-    A knob is {"type", "default"?, "least"?, "above"?, "most"?, "below"?}, and of a table {"keys": {name: knob}} too.
+    A knob is {"type", "default"?, "least"?, "above"?, "most"?, "below"?}; a knob that is a table also has {"keys":
+    {name: knob}}.
     """
     found: dict[str, dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))
     return found
@@ -41,8 +42,8 @@ def table() -> Mapping[str, Mapping[str, Any]]:
 def check_kind(room: str, where: str, kind: str, knobs: Mapping[str, Any], *, also: Collection[str] = ()) -> str | None:
     """Raise ConfigError for an unknown kind, an unknown or missing knob, a wrong value, or a missing extra.
 
-    Errors name `where`, the kind's place in a recipe. `also` are keys that every section of this room has. Returns a
-    line about a kind of the user's own, which is checked later; None for one of ours.
+    Errors name `where`, the kind's key in a recipe. `also` names keys that every section of this room has. Returns a
+    line saying that a kind of the user's own is checked later, or None for a built-in kind.
     """
     if ":" in kind:
         return f"{where} = {kind!r} is checked at start"
@@ -61,8 +62,8 @@ def check_kind(room: str, where: str, kind: str, knobs: Mapping[str, Any], *, al
         if name in own["knobs"]:
             check_value(f"{section}.{name}", own["knobs"][name], value)
         elif not own.get("any"):
-            inside = _where(own, name)
-            near = f"it is {section}.{inside}" if inside else _near(room, name, own["knobs"], also)
+            inside = _knob_path(own, name)
+            near = f"it is {section}.{inside}" if inside else _knob_hint(room, name, own["knobs"], also)
             raise ConfigError(f"{section}: {room} kind {kind!r} has no knob {name!r}; {near}")
     lacking = [name for name, knob in own["knobs"].items() if "default" not in knob and name not in knobs]
     if lacking and "name" not in lacking:
@@ -75,19 +76,19 @@ def check_kind(room: str, where: str, kind: str, knobs: Mapping[str, Any], *, al
     return None
 
 
-def _where(entry: Mapping[str, Any], name: str) -> str | None:
-    """Return the place of a knob among those of a kind, which may be in one of its tables; None where it has none."""
+def _knob_path(entry: Mapping[str, Any], name: str) -> str | None:
+    """Return the dotted name of a knob of a kind, which may be in one of its tables, or None if it has none."""
     if name in entry["knobs"]:
         return name
     return next((f"{table}.{name}" for table, knob in entry["knobs"].items() if name in knob.get("keys", ())), None)
 
 
-def _near(room: str, name: str, own: Iterable[str], also: Iterable[str]) -> str:
-    """Return which kinds have a knob that this one lacks, or the nearest name."""
+def _knob_hint(room: str, name: str, own: Iterable[str], also: Iterable[str]) -> str:
+    """Return which kinds have a knob that this one lacks, or a hint with the nearest name."""
     having = [
         other if place == name else f"{other} ({place})"
         for other, entry in sorted(table()[room].items())
-        if (place := _where(entry, name))
+        if (place := _knob_path(entry, name))
     ]
     if having:
         return f"kinds that have it: {', '.join(having)}"
@@ -96,7 +97,7 @@ def _near(room: str, name: str, own: Iterable[str], also: Iterable[str]) -> str:
 
 
 def check_value(where: str, knob: Mapping[str, Any], value: Any) -> None:
-    """Raise ConfigError for a value that is not of the knob's type, or out of its range."""
+    """Raise ConfigError for a value that is not of the knob's type or is out of its range."""
     if "keys" in knob and isinstance(value, Mapping):
         for key, one in value.items():
             if key not in knob["keys"]:
@@ -117,11 +118,11 @@ ENDS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
     "most": ("at most", operator.le),
     "below": ("below", operator.lt),
 }
-"""How a range may end -> in words, and what holds within it."""
+"""Bounds of a range by key, each with its description and the comparison that holds within the range."""
 
 
 @functools.cache
 def _adapter(text: str) -> TypeAdapter[Any]:
-    """Return what checks values against the annotation that a text spells, as `typing` writes it."""
+    """Return the validator for an annotation given as text, in the form that `typing` prints."""
     names = {"collections": collections, "pathlib": pathlib, "typing": typing}
-    return adapter(eval(text, names), finite=True)  # our own table's
+    return adapter(eval(text, names), finite=True)  # only text from our own table

@@ -1,7 +1,7 @@
-"""Names in a recipe to Python objects: one table a room, no registration, any `package.module:attribute`.
+"""Resolution of names in a recipe to Python objects, by one table per room or as `package.module:attribute`.
 
-`resolve("credit", "grpo")` gives a function of this project, `resolve("credit", "mine.credit:my_estimator")` one of
-your own.
+`resolve("credit", "grpo")` returns a function of this project, `resolve("credit", "mine.credit:my_estimator")` one of
+your own. Nothing has to be registered.
 """
 
 from __future__ import annotations
@@ -189,9 +189,9 @@ KINDS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """An object that is made for a kind.
+    """An additional object that a kind requires.
 
-    `path` names its class, `module:Class`; the class's keyword arguments are the keys of the table `section` in the
+    `path` names its class as `module:Class`. The class's keyword arguments are the keys of the table `section` in the
     kind's section of a recipe.
     """
 
@@ -200,7 +200,7 @@ class Part:
 
 
 def part_of(function: Callable[..., Any]) -> Part | None:
-    """Return the part that a function declares (`credit.base.learned`, `losses.base.needs`); None if it declares none.
+    """Return the part that a function declares (`credit.base.learned`, `losses.base.needs`), or None.
 
     The function's knobs may be bound.
     """
@@ -208,12 +208,12 @@ def part_of(function: Callable[..., Any]) -> Part | None:
 
 
 def unbound(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function below bound knobs."""
+    """Return the function without the knobs bound to it."""
     return function.func if isinstance(function, functools.partial) else function
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return a hint that names the nearest known word, or all of them if none is near."""
+    """Return a hint that names the nearest known word, or all known words if none is near."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
@@ -235,8 +235,8 @@ def resolve(room: str, kind: str) -> Any:
 def load(path: str, where: str, *, known: bool = False) -> Any:
     """Return the object that `module:attribute` names.
 
-    Raises ConfigError, which begins with `where`, if the path is malformed or module or attribute are missing. For
-    `known` paths, which are ours, an import error inside the module propagates.
+    Raises ConfigError, whose message begins with `where`, if the path is malformed or the module or attribute does not
+    exist. For `known` paths, which belong to this project, an import error inside the module propagates.
     """
     module_name, colon, attribute = path.partition(":")
     if not colon or not module_name or not attribute:

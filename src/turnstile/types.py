@@ -1,7 +1,7 @@
-"""The data that flows through Turnstile, on one page.
+"""The data types of Turnstile.
 
-Everything here is frozen, keyword-only and slotted; arrays are numpy and never written to after construction. Letters
-used throughout the project: G attempts in a group, K turns in a trajectory, n new (sampled) tokens of a turn, c context
+All are frozen, keyword-only and slotted; arrays are numpy and never written to after construction. Letters used
+throughout the project: G attempts in a group, K turns in a trajectory, n new (sampled) tokens of a turn, c context
 tokens of a turn, L tokens of a row.
 """
 
@@ -23,7 +23,7 @@ JSON = Any
 
 
 class Stop(StrEnum):
-    """Why an episode ended. `ERROR` is infrastructure: never trained on, never a reward of zero."""
+    """The reason why an episode ended. `ERROR` is an infrastructure failure, never trained on or scored as zero."""
 
     SUBMITTED = "submitted"  # the agent submitted its work
     DONE = "done"  # the environment reached a terminal state
@@ -31,7 +31,7 @@ class Stop(StrEnum):
     CONTEXT = "context"  # the context window is full
     TOKENS = "tokens"  # the episode's budget of sampled tokens is used up
     TIMEOUT = "timeout"  # the episode's wall clock ran out
-    PARSE = "parse"  # too many turns without a readable action
+    PARSE = "parse"  # too many turns in a row without a parsable action
     ERROR = "error"  # infrastructure failed
 
 
@@ -69,7 +69,7 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """One problem. `data` is whatever its environment needs, as JSON; `seed` fixes the environment's randomness."""
+    """One problem. `data` is what its environment needs, as JSON; `seed` determines the environment's randomness."""
 
     id: str
     env: str
@@ -80,10 +80,10 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How tokens are sampled. A model's own defaults are ignored: a method that is off here is off.
+    """How tokens are sampled. A model's own defaults are ignored, so a method that is off here is off.
 
-    `seed` keys the random numbers of one request: token i of a request depends on (seed, i) alone. With `regex` or
-    `grammar` (Lark) only tokens that can still lead to a match are sampled.
+    `seed` determines the random numbers of one request: token i depends only on (seed, i). With `regex` or `grammar`
+    (Lark), only tokens that can still lead to a match are sampled.
     """
 
     temperature: float = 1.0
@@ -104,10 +104,10 @@ Finish = Literal["stop", "length"]
 class Completion:
     """The sampled tokens of one turn, exactly as sampled.
 
-    `logprobs` are of the distribution sampled from: temperature and truncation applied, a regex or grammar not, since
-    the trainer knows none and must compute the same. `versions` is the weight version of each token; `entropies` are in
-    nats. `forced` tokens were the only ones that a regex or a grammar allowed: they were not chosen, and are not
-    trained.
+    `logprobs` are those of the distribution sampled from, after temperature and truncation but without a regex or
+    grammar, because the trainer does not know these and must compute the same values. `versions` is the weight version
+    of each token; `entropies` are in nats. `forced` marks tokens that were the only ones a regex or a grammar allowed;
+    they were not chosen and are not trained.
     """
 
     token_ids: I32  # [n]
@@ -133,10 +133,10 @@ class Completion:
 
 
 class Stage(StrEnum):
-    """How far a turn came.
+    """How far a turn has progressed.
 
-    The last turn of an episode may not be completed: the time limit passed, or infrastructure failed, while the
-    environment acted.
+    The last turn of an episode may be incomplete, if the time limit passed or infrastructure failed while the
+    environment was acting.
     """
 
     SAMPLED = "sampled"  # its tokens are sampled
@@ -149,8 +149,8 @@ class Turn:
     """One turn: what was shown since the last one, what was sampled, and the environment's answer.
 
     A turn stores only the tokens that it ADDS. With `fresh=True` the context was rewritten and `context_ids` is the
-    whole prompt. `rewards` holds the step rewards that the environment itself gave, by term; `signals` what it
-    recorded; `agent` the name of the acting agent; `trainable` whether its tokens may be trained at all.
+    whole prompt. `rewards` holds the step rewards that the environment itself gave, by term, `signals` what it
+    recorded, `agent` the name of the acting agent, and `trainable` whether its tokens may be trained on.
     """
 
     context_ids: I32  # [c]
@@ -163,7 +163,7 @@ class Turn:
     state_key: str = ""
     agent: str = "agent"
     trainable: bool = True
-    seconds: float = 0.0  # in the environment, if it answered
+    seconds: float = 0.0  # time in the environment, if it answered
     stage: Stage = Stage.COMPLETED
 
 
@@ -171,8 +171,9 @@ class Turn:
 class Trajectory:
     """One attempt at a task.
 
-    `opening` and `tools` are what the environment began with, `hint` what the prompt showed after it, `signals` what
-    `Env.measure` found at the end and graders added, `rates` which of `Env.rates` it reached; `error` says what broke.
+    `opening` and `tools` are what the environment began with, and `hint` is what the prompt showed after them.
+    `signals` are what `Env.measure` recorded at the end and graders added, `rates` says which of `Env.rates` it
+    reached, and `error` is the text of the error that ended it.
     """
 
     task_id: str
@@ -185,7 +186,7 @@ class Trajectory:
     opening: tuple[Message, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
     hint: str = ""
-    parent: tuple[int, int, int] | None = None  # (attempt, turn, token) where this one branched off
+    parent: tuple[int, int, int] | None = None  # (attempt, turn, token) from which this one branched off
     error: str | None = None
     times: Mapping[str, float] = field(default_factory=dict)  # seconds by phase
 
@@ -196,7 +197,7 @@ class Trajectory:
 
     @property
     def without_open_turn(self) -> Trajectory:
-        """This trajectory without a last turn that the environment did not answer; itself if there is none."""
+        """This trajectory without its last turn if the environment did not answer that; otherwise itself."""
         if not self.turns or self.turns[-1].stage is Stage.COMPLETED:
             return self
         return replace(self, turns=self.turns[:-1])
@@ -204,7 +205,7 @@ class Trajectory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """The attempts at one task that are compared with each other."""
+    """The attempts at one task, which are compared with each other."""
 
     id: str
     task: Task
@@ -215,12 +216,12 @@ class Group:
 class Score:
     """The rewards of one trajectory.
 
-    `outcome` is the terminal reward by agent, None if infrastructure failed. `turn` is the composed step reward r_t of
-    each turn after gating, `total` is outcome + sum of `turn`. `granted` and `withheld` give each step term's reward by
-    turn, split by what its gate did, `gates` says which gates were open, and `withheld_by` which of them held a term
-    back, or which stop reason did (`on_stop.STOP`); `rewards/resolver.py` reads it turn by turn. `in_baseline` and
-    `in_gradient` say whether the trajectory counts in its group's statistics and in the update (the two differ for stop
-    reasons that the recipe masks).
+    `outcome` is the terminal reward by agent, or None if infrastructure failed. `turn` is the composed step reward r_t
+    of each turn after gating, and `total` is outcome + sum of `turn`. `granted` and `withheld` give each step term's
+    reward by turn, split by whether it was withheld. `gates` says which gates were open, and `withheld_by` which closed
+    gates or stop rule (`on_stop.STOP`) withheld a term; `rewards/resolver.py` gives this turn by turn. `in_baseline`
+    and `in_gradient` say whether the trajectory counts in its group's statistics and in the update; they differ for
+    stop reasons that the recipe masks.
     """
 
     outcome: Mapping[str, float] | None
@@ -229,22 +230,24 @@ class Score:
     granted: Mapping[str, F32] = field(default_factory=dict)  # term -> [K]
     withheld: Mapping[str, F32] = field(default_factory=dict)  # term -> [K]
     gates: Mapping[str, bool] = field(default_factory=dict)
-    withheld_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # term -> closed gates above it, ends
+    withheld_by: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # term -> closed gates above it, stop rules
     in_baseline: bool = True
     in_gradient: bool = True
 
     def outcome_of(self, agent: str = "agent") -> float:
-        """Return the terminal reward of one agent; NaN if infrastructure failed."""
+        """Return the terminal reward of one agent, or NaN if infrastructure failed."""
         return float("nan") if self.outcome is None else float(self.outcome.get(agent, 0.0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One training row: a sequence of tokens that the model sees in one piece, made of one or more turns.
+    """One training row: a sequence of tokens that the model processes as a whole, made of one or more turns.
 
-    A trajectory is one row unless its context was rewritten (`Turn.fresh`), which starts a new row. Arrays are [L];
-    `turn_ids` is the index of the turn a token belongs to, -1 for prompt and observation tokens; `extras` holds further
-    per-token arrays by name (ref_logprobs, proximal_logprobs, teacher_logprobs, values, returns).
+    A trajectory is one row unless its context was rewritten (`Turn.fresh`), which starts a new row. Arrays are [L].
+    `turn_ids` is the index of the turn to which a token belongs, or -1 for prompt and observation tokens. `extras`
+    holds further per-token arrays by name (ref_logprobs, proximal_logprobs, teacher_logprobs, values, returns).
     """
 
     token_ids: I32
@@ -254,7 +257,7 @@ class Row:
     turn_ids: I32
     versions: I32
     origin: tuple[str, int]  # (group, attempt)
-    temperature: float = 1.0  # of sampling, applied by the trainer too
+    temperature: float = 1.0  # sampling temperature, which the trainer applies too
     extras: Mapping[str, F32] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

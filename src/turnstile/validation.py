@@ -1,4 +1,4 @@
-"""Values against type hints, by pydantic, and one line in our words for what does not fit."""
+"""Validation of values against type hints by pydantic, with one-line descriptions of what does not fit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from turnstile.errors import ConfigError
 from turnstile.lookup import nearest
 
 Place = tuple[str | int, ...]
-"""Keys and indices that lead to a value within another."""
+"""The keys and indices that lead to a value nested in another."""
 
 
 def check_types(where: str, function: Callable[..., Any], knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the knobs; a table becomes an instance of the dataclass that `function` annotates.
+    """Return the knobs after checking their types. Tables become instances of the dataclass that annotates them.
 
-    Raises ConfigError for a knob that is not of the type, or out of the range, that is annotated. Only plain types,
-    Literals, dataclasses, and tables, lists and unions of these are looked at.
+    Raises ConfigError for a knob that does not have the annotated type or range. Only plain types, Literals,
+    dataclasses, and tables, lists and unions of these are checked.
     """
     hints = _hints(function)
     return {knob: _fitting(where, hints.get(knob, Any), knob, value) for knob, value in knobs.items()}
@@ -44,7 +44,7 @@ def _fitting(where: str, hint: Any, name: str, value: Any) -> Any:
 
 
 def _hints(function: Any) -> dict[str, Any]:
-    """Return the hints of a function's parameters; none where they name what is imported for type checkers alone."""
+    """Return the type hints of a function's parameters, or {} if they use names imported only for type checkers."""
     try:
         thing = vars(function).get("__init__", function) if isinstance(function, type) else function
         return get_type_hints(thing, include_extras=True)
@@ -53,12 +53,12 @@ def _hints(function: Any) -> dict[str, Any]:
 
 
 def adapter(hint: Any, *, finite: bool = False) -> TypeAdapter[Any]:
-    """Return what checks a value against a hint; with `finite`, no number may be infinite or NaN."""
+    """Return a validator for a type hint. With `finite`, numbers must not be infinite or NaN."""
     return TypeAdapter(_strict(hint), config=ConfigDict(allow_inf_nan=not finite))
 
 
 def misfit(adapter: TypeAdapter[Any], name: str, value: object) -> str | None:
-    """Return a line that says why the value called `name` does not fit, or None where it does."""
+    """Return a line that says why the value called `name` does not fit, or None if it fits."""
     try:
         adapter.validate_python(value)
     except ValidationError as error:
@@ -68,7 +68,10 @@ def misfit(adapter: TypeAdapter[Any], name: str, value: object) -> str | None:
 
 
 def _strict(hint: Any) -> Any:
-    """Return a hint in which plain types convert nothing, lists and tuples take each other, and the rest is Any."""
+    """Return a strict version of a type hint.
+
+    Scalars are not coerced, lists and tuples are interchangeable, and unsupported types become Any.
+    """
     origin, arguments = get_origin(hint), get_args(hint)
     if hint in (bool, int, float, str):
         return Annotated[hint, Strict()]
@@ -77,19 +80,19 @@ def _strict(hint: Any) -> Any:
     if origin is Annotated:
         parts = (_strict(arguments[0]), *arguments[1:])
     elif origin in (Mapping, dict):
-        parts = (Any, _strict(arguments[1]))  # keys of TOML are strings
+        parts = (Any, _strict(arguments[1]))  # TOML keys are strings
     elif origin in (Union, UnionType, Sequence, list, tuple):
         parts = tuple(map(_strict, arguments))
     else:
         return Any
-    generic: Any = {UnionType: Union, Sequence: list}.get(origin, origin)  # a Sequence of Any would take a string
+    generic: Any = {UnionType: Union, Sequence: list}.get(origin, origin)  # a Sequence of Any would accept a string
     return generic[parts]
 
 
 def first_problem(error: ValidationError, value: object) -> tuple[Place, list[ErrorDetails], int]:
-    """Return the place in `value` of the first problem, all that is said of that place, and how many others have one.
+    """Return the place of the first problem in `value`, all problems at that place, and the number of other places.
 
-    Where each type of a union refuses a value, the problem is that of the type that came furthest.
+    If each type of a union rejects a value, the problem is that of the type that matched furthest.
     """
     found = [(_place(each, value), each) for each in error.errors()]
     first = found[0][0]
@@ -99,7 +102,7 @@ def first_problem(error: ValidationError, value: object) -> tuple[Place, list[Er
 
 
 def _place(problem: ErrorDetails, value: Any) -> Place:
-    """Return the place of a problem in `value`, without the names that pydantic adds for the types of a union."""
+    """Return the place of a problem in `value`, without the parts that pydantic adds for the types of a union."""
     found: list[str | int] = []
     for part in problem["loc"]:
         held = value if isinstance(value, Mapping) else range(len(value)) if isinstance(value, list | tuple) else ()
@@ -129,11 +132,11 @@ _WRONG = {
     "model": "is not a section",
     "dict": "is not a table, {{ name = ... }}",
 }
-"""What the kinds of problems that pydantic finds begin with -> in words."""
+"""Descriptions of problems by the beginning of pydantic's problem type."""
 
 
 def wrong(problems: Sequence[ErrorDetails]) -> str:
-    """Return what a value is, and what it is not or must be: "= 'x' is not a number"; "is missing"."""
+    """Return what a value is and what is wrong with it, such as "= 'x' is not a number" or "is missing"."""
     if problems[0]["type"] == "missing":
         return "is missing"
     clauses = list(dict.fromkeys(filter(None, map(_words, problems))))
@@ -154,5 +157,5 @@ def _words(problem: ErrorDetails) -> str:
 
 
 def format_place(place: Place) -> str:
-    """Return a place as a recipe's reader writes it: rewards.terms[1].gate."""
+    """Return a place as it is written in a recipe, such as rewards.terms[1].gate."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")

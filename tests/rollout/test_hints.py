@@ -38,18 +38,20 @@ def shown(text: str) -> list[str]:
 def test_attempts_of_a_group_are_shown_different_amounts() -> None:
     found = [len(shown(hint()(RUBRIC, attempt, 5, 1))) for attempt in range(5)]
     assert found == [4, 3, 2, 1, 0]  # round(4 * (1, .75, .5, .25, 0)) at the beginning, where the sigmoid is 1
-    assert [hint().share(0, 1, 1), hint(within="none").share(4, 5, 1)] == pytest.approx([1.0, 1.0])
+    assert [hint().shown_fraction(0, 1, 1), hint(within="none").shown_fraction(4, 5, 1)] == pytest.approx([1.0, 1.0])
 
 
 def test_hint_fades_out() -> None:
     # a fifth of training is done at step 3 of 11: there the sigmoid is 1/2
-    sigmoid = [hint().share(0, 2, step) for step in (1, 2, 3, 4, 11)]
+    sigmoid = [hint().shown_fraction(0, 2, step) for step in (1, 2, 3, 4, 11)]
     far = 1 / (1 + math.exp(12.5))
     assert sigmoid == pytest.approx([1.0, 1 - far, 0.5, far, 0.0], abs=1e-9)
-    assert [hint(decay="linear").share(0, 2, step) for step in (1, 6, 11, 12)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
-    assert hint(decay="none").share(0, 2, 11) == 1.0
-    assert hint(steps=1).share(1, 3, 1) == 0.5  # a run of one step: the group's share alone
-    assert hint(steepness=1e6).share(0, 2, 11) == 0.0
+    assert [hint(decay="linear").shown_fraction(0, 2, step) for step in (1, 6, 11, 12)] == pytest.approx(
+        [1.0, 0.5, 0.0, 0.0]
+    )
+    assert hint(decay="none").shown_fraction(0, 2, 11) == 1.0
+    assert hint(steps=1).shown_fraction(1, 3, 1) == 0.5  # a run of one step: the group's share alone
+    assert hint(steepness=1e6).shown_fraction(0, 2, 11) == 0.0
 
 
 def test_criteria_depend_on_seed_task_attempt_and_step_alone() -> None:

@@ -1,8 +1,8 @@
-"""Keep quoted text from forging the marks of a chat layout.
+"""Prevent quoted text from forging the marks of a chat layout.
 
-A tokenizer makes one token of a text like `<|im_end|>` wherever it stands, so a file that holds it would end one
-message and begin another when a tool shows it. Random names take the place of such texts in messages while a template
-lays the messages out, and each name becomes ordinary tokens afterwards.
+A tokenizer turns a text such as `<|im_end|>` into a single token wherever it occurs, so a file containing it would end
+one message and begin another when a tool shows the file. While a template lays out the messages, random names therefore
+replace such texts; afterwards each name is encoded as ordinary tokens that spell the text.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from turnstile.types import I32, Message, ToolSpec
 
 _NOTHING = re.compile(r"(?!)")
 _PUNCTUATED = re.compile(r"^[^\w\s]|[^\w\s]$")
-_BEFORE = "\n"  # a text before another, with which no tokenizer merges what follows
+_BEFORE = "\n"  # a preceding text that no tokenizer merges with the text after it
 
 
 def marks_of(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the texts that a tokenizer makes one token of wherever they stand, with their ids."""
+    """Return the texts that the tokenizer encodes as a single token wherever they occur, with their ids."""
     added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     return {str(token): int(index) for index, token in added.items()}
 
 
 def special_marks(tokenizer: Tokenizer) -> set[str]:
-    """Return those of them that are special: no text is meant to hold them."""
+    """Return those of the tokenizer's marks that are special tokens, which no ordinary text should contain."""
     added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     return {str(token) for token in added.values() if getattr(token, "special", False)}
 
 
 def text_marks(layout: str, content: str, marks: Iterable[str]) -> set[str]:
-    """Return the marks that a layout writes in ordinary text beside its contents, like `[INST]` or `<|user|>`.
+    """Return the marks that a layout writes as ordinary text around its contents, such as `[INST]` or `<|user|>`.
 
-    `layout` is a rendered conversation in which every message is `content`. A mark is the line, or the part of a line,
-    next to a content, without the tokens of `marks`, if it has at most three words and begins or ends in punctuation: a
-    bare `user`, which other tokens enclose, is none.
+    `layout` is a rendered conversation in which every message is `content`. A mark is the line, or part of a line, next
+    to a content, without the tokens of `marks`, provided it has at most three words and begins or ends in punctuation.
+    A bare `user` between other tokens is therefore not a mark.
     """
     found: set[str] = set()
     added = _any_of(marks)
@@ -51,11 +51,12 @@ def text_marks(layout: str, content: str, marks: Iterable[str]) -> set[str]:
 
 
 class Markers:
-    """The marks that quoted text must not write: those in `foreign`, and in an assistant's words those in `own`.
+    """Encodes messages so that marks quoted in them become ordinary tokens.
 
-    An assistant may write other marks, like the one that begins a tool call. `text` names foreign marks that a layout
-    writes in ordinary text. Texts go through `quote`, then through any template, then through `encode`. A name that
-    stands for a mark is made of ASCII letters and digits, which templates trim, escape and put into JSON unchanged.
+    The marks are those in `foreign`, or those in `own` for an assistant's text. An assistant may write other marks,
+    such as the one that begins a tool call. `text` names further foreign marks, which a layout writes as ordinary text.
+    Texts go through `quote`, then through any template, then through `encode`. The name that replaces a mark consists
+    of ASCII letters and digits, so templates do not change it when they trim, escape or convert text to JSON.
     """
 
     def __init__(
@@ -71,10 +72,10 @@ class Markers:
         self._marks = sorted({*foreign, *own})
         names = {mark: f"zq{secrets.token_hex(12)}z" for mark in sorted({*self._marks, *text})}
         self._names = names
-        self._pieces = {names[mark]: self._broken(mark) for mark in self._marks}
+        self._pieces = {names[mark]: self._split_mark(mark) for mark in self._marks}
         self._pieces |= {names[mark]: list(mark) for mark in text}
         self._named = _any_of(self._pieces)
-        # SentencePiece tokenizers put a blank before a text and drop one when they decode: not in a text that goes on.
+        # SentencePiece tokenizers add a blank before a text and drop one in decoding; a continued text needs neither.
         self._before = self._ids(_BEFORE)
         self._begins_with_blank = self._ids(f"{_BEFORE}x") != [*self._before, *self._ids("x")]
         shown = tokenizer.decode(self._ids(" x"), skip_special_tokens=False)
@@ -82,11 +83,11 @@ class Markers:
         self._all = tuple(marks_of(tokenizer))
 
     def quote(self, text: str, *, own: bool = False) -> str:
-        """Return the text with a name in the place of each mark."""
+        """Return the text with each mark replaced by its name. With `own`, it is an assistant's text."""
         return (self._own if own else self._foreign).sub(lambda found: self._names[found[0]], text)
 
     def message(self, message: Message) -> Message:
-        """Return the message with all its texts quoted, an assistant's as its own words."""
+        """Return the message with all its texts quoted; an assistant's content and reasoning count as its own text."""
         own = message.role == "assistant"
         return replace(
             message,
@@ -108,7 +109,7 @@ class Markers:
         )
 
     def within(self, value: Any) -> Any:
-        """Return a JSON value with every text in it quoted, keys too."""
+        """Return a JSON value with every text in it quoted, including keys."""
         if isinstance(value, str):
             return self.quote(value)
         if isinstance(value, Mapping):
@@ -116,9 +117,10 @@ class Markers:
         return [self.within(item) for item in value] if isinstance(value, list | tuple) else value
 
     def encode(self, text: str, *, after: str = "") -> I32:
-        """Return the ids of a rendered text, i32[n]; a quoted mark is spelled in ordinary tokens.
+        """Return the ids of a rendered text, i32[n], with quoted marks spelled in ordinary tokens.
 
-        `after` is the text that this one goes on from: behind ordinary text no tokenizer begins it with a blank.
+        `after` is the text that precedes this one. No blank is added at the beginning if that text ends in ordinary
+        text.
         """
         chunks = [""]
         at = 0
@@ -136,14 +138,14 @@ class Markers:
         return np.asarray(ids, dtype=np.int32)
 
     def decode(self, ids: I32) -> str:
-        """Return the text of ids that go on from other text: with the blank that it begins with, if it has one."""
+        """Return the text of ids that continue other text, keeping a leading blank if there is one."""
         known = ids.tolist()
         if not self._drops_blank:
             return self._tokenizer.decode(known, skip_special_tokens=False)
         return self._tokenizer.decode([*self._before, *known], skip_special_tokens=False).removeprefix(_BEFORE)
 
     def _continuation_ids(self, text: str) -> list[int]:
-        """Return the ids of a text that goes on from ordinary text."""
+        """Return the ids of a text that continues ordinary text."""
         if not self._begins_with_blank:
             return self._ids(text)
         ids = self._ids(_BEFORE + text)
@@ -152,13 +154,13 @@ class Markers:
     def _ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _broken(self, mark: str) -> list[str]:
-        """Return the mark in pieces that hold none."""
+    def _split_mark(self, mark: str) -> list[str]:
+        """Return the mark split into pieces that contain no mark."""
         rest = mark[1:]
         return [mark[0], rest] if rest and not any(other in rest for other in self._marks) else list(mark)
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that finds any of the texts, the longest first."""
+    """Return a pattern that matches any of the texts, preferring longer ones."""
     found = sorted({text for text in texts if text}, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, found))) if found else _NOTHING

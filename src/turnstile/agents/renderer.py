@@ -1,4 +1,4 @@
-"""Conversations as token ids: plain lines for small models, a chat template for all others."""
+"""Conversations as token ids, in plain lines for small models or through a chat template for all others."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["ChatRenderer", "LinesRenderer"]
 
 
 class LinesRenderer:
-    """A layout without a template: prompt, instructions, then each action on its own line, followed by its answer.
+    """A layout without a template: the prompt, instructions, then each action on its own line followed by its answer.
 
-    An action is whatever the model samples up to and with the token that contains the first newline. `prefix` is text
-    put before everything else (a model's begin-of-text token, if it needs one).
+    An action is everything the model samples up to and including the token that contains the first newline. `prefix` is
+    put before everything else, for example a model's begin-of-text token.
     """
 
     stop: tuple[str, ...] = ("\n",)
@@ -32,9 +32,9 @@ class LinesRenderer:
         self._markers = Markers(tokenizer, foreign=special, own=special)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> I32:
-        """Return every message as lines, the instructions before the agent's first; i32[L].
+        """Return the ids of all messages as lines, with the instructions before the agent's first message; i32[L].
 
-        Each message becomes tokens by itself, so that no token spans two of them.
+        Each message is encoded separately, so that no token spans two messages.
         """
         first = next((i for i, message in enumerate(messages) if message.role == "assistant"), len(messages))
         texts = [self._line(message, tools) for message in messages]
@@ -46,7 +46,10 @@ class LinesRenderer:
     def observation(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec], sampled: I32
     ) -> Context:
-        """Return the new messages as lines, after a newline if the sampled ids lack one; never fresh."""
+        """Return the ids of the new messages as lines, after a newline if the sampled ids lack one.
+
+        The context is never fresh.
+        """
         ended = "\n" in self.tokenizer.decode(sampled.tolist(), skip_special_tokens=False)
         return Context(ids=self._encode(["" if ended else "\n", *(self._line(message, tools) for message in new)]))
 
@@ -55,15 +58,15 @@ class LinesRenderer:
         return self._encode([self._line(message, tools)])
 
     def text(self, token_ids: I32) -> str:
-        """Return the action's line: everything before the first newline, without special tokens."""
+        """Return the action, which is the text before the first newline, without special tokens."""
         return self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True).split("\n", 1)[0]
 
     def completion(self, text: str) -> I32:
-        """Return the ids of `text` (one line) and its newline."""
+        """Return the ids of the first line of `text` and its newline."""
         return self._encode([text.split("\n", 1)[0] + "\n"])
 
     def _line(self, message: Message, tools: Sequence[ToolSpec]) -> str:
-        """Return a message as lines, ended by one newline; an empty message is "" unless it is an action."""
+        """Return a message's text, ending in one newline. An action is one line; any other empty message is ""."""
         message = self._markers.message(message)
         if message.role == "assistant":
             return self.parser.write(message, tools).split("\n", 1)[0] + "\n"

@@ -1,4 +1,4 @@
-"""Conversations through a Hugging Face chat template."""
+"""Conversations as token ids, laid out by a Hugging Face chat template."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turnstile.agents.parsing.hermes import HermesParser
 from turnstile.errors import ConfigError
 from turnstile.types import I32, Message, ToolCall, ToolSpec
 
-_PROBE = "zq"  # stands for a text that no template contains
+_PROBE = "zq"  # a text that no template contains
 _THOUGHT = "qqz"
 _CALL = ToolCall(id="call00000", name=f"{_PROBE}tool", arguments={"x": _PROBE})
 _TOOL = ToolSpec(
@@ -38,16 +38,16 @@ class ChatTokenizer(Tokenizer, Protocol):
 
 
 class ChatRenderer:
-    """Any chat template whose assistant turns end in a token of its own.
+    """Renders with any chat template that ends an assistant's turn with a token of its own.
 
-    `template` replaces the tokenizer's; `variables` are passed to it (`{"enable_thinking": False}`). Tools go
-    through the template where it shows them in a syntax that `parser` reads; elsewhere the parser's
-    instructions stand in the first message and its text in the assistant's, and where the template has no
-    tool messages these are user messages. Between two assistant messages, and after one that nothing
-    answered, stands an empty user message, since most templates demand that roles alternate. What messages quote
-    writes no marks of the layout (`agents/markers.py`).
+    `template` replaces the tokenizer's template, and `variables` are passed to it (`{"enable_thinking": False}`). If
+    the template shows tools in a syntax that `parser` reads, tools go through the template. Otherwise the parser's
+    instructions are put in the first message and calls are written in the parser's syntax. If the template does not
+    support tool messages, they become user messages. An empty user message is added between two assistant messages, and
+    after an assistant message without an answer, since most templates require roles to alternate. Marks of the layout
+    that messages quote are encoded as ordinary text (`agents/markers.py`).
 
-    Raises ConfigError for a tokenizer without a template, and for one whose turns have no end marker.
+    Raises ConfigError for a tokenizer without a template, and for a template whose turns have no end marker.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class ChatRenderer:
         self.stop: tuple[str, ...] = (self.end,) if eos in (None, self.end) else (self.end, str(eos))
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> I32:
-        """Return a full render with the head of the assistant's turn; i32[L].
+        """Return the ids of a full render, including the head of the assistant's turn; i32[L].
 
-        No token spans the beginning of an assistant's text, as none did when that text was sampled.
+        No token spans the beginning of an assistant's text, since none did when that text was sampled.
         """
         full = self._render(messages, tools)
         heads = [
@@ -92,12 +92,13 @@ class ChatRenderer:
     ) -> Context:
         """Return what a full render adds after the sampled tokens, or all of it if the template rewrites earlier turns.
 
-        The new text is found by the assistant's end marker, in a render in which that turn's own text is a placeholder:
-        so nothing that the model wrote is mistaken for the marker. Only the text after it becomes tokens.
+        The new text begins at the assistant's end marker. The marker is located in a render that has a placeholder in
+        place of the assistant's text, so nothing that the model wrote is mistaken for it. Only the text from the marker
+        on is encoded.
         """
         last = history[-1]
         before = self._render(history[:-1], tools)
-        full = self._render([*history[:-1], _blank(last), *new], tools)
+        full = self._render([*history[:-1], _with_placeholders(last), *new], tools)
         inside, end, behind = full[len(before) :].partition(self.end)
         kept = not last.reasoning or _THOUGHT in inside
         if not full.startswith(before) or not end or not kept:
@@ -107,15 +108,17 @@ class ChatRenderer:
         return Context(ids=ids[1:] if ended else ids)
 
     def assistant_turn(self, history: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> I32:
-        """Return the ids of the message, with its end marker, as the template writes it in an ongoing conversation.
+        """Return the ids of the message and its end marker, as the template writes it in an ongoing conversation.
 
-        If later messages change how the template writes it (reasoning is dropped, say), these are the ids at the end of
-        a conversation; if no render continues the head of the turn, those of the parser's text. The text is found as in
-        `observation`, after a placeholder.
+        If later messages change how the template writes it, for example by dropping reasoning, these are the ids that
+        it has at the end of a conversation. If no render continues the head of the turn, they are the ids of the
+        parser's text. The turn's end is located with a placeholder, as in `observation`.
         """
         before = self._render(history, tools)
         for goes_on in (True, False):
-            full, empty = (self._render([*history, one], tools, head=goes_on) for one in (message, _blank(message)))
+            full, empty = (
+                self._render([*history, one], tools, head=goes_on) for one in (message, _with_placeholders(message))
+            )
             inside, end, behind = empty[len(before) :].partition(self.end)
             whole = full.startswith(before) and empty.startswith(before) and full.endswith(end + behind)
             if whole and end and (not message.reasoning or _THOUGHT in inside):
@@ -123,7 +126,7 @@ class ChatRenderer:
         return self.completion(self.parser.write(message, tools))
 
     def text(self, token_ids: I32) -> str:
-        """Return the turn's text before its end marker."""
+        """Return the turn's text before the first stop string."""
         text = self._markers.decode(token_ids)
         for marker in self.stop:
             text = text.partition(marker)[0]
@@ -134,7 +137,7 @@ class ChatRenderer:
         return self._markers.encode(self._markers.quote(text, own=True) + self.end, after=self._head)
 
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, head: bool = True) -> str:
-        """Return the text of a conversation, with names in place of the marks that its messages quote."""
+        """Return the rendered conversation as text, with quoted marks replaced by their names."""
         messages = [self._markers.message(message) for message in messages]
         tools = [self._markers.tool(tool) for tool in tools]
         if not self._native_calls:
@@ -173,7 +176,11 @@ class ChatRenderer:
         return {**found, **extra}
 
     def _alternating(self, dicts: list[dict[str, Any]], head: bool) -> list[dict[str, Any]]:
-        """Join neighbouring user messages, and add an empty one wherever the assistant would speak twice."""
+        """Return the messages with alternating roles.
+
+        Neighbouring user messages are joined, and an empty user message separates assistant messages. With `head`, one
+        also follows a final assistant message.
+        """
         result: list[dict[str, Any]] = []
         for item in dicts:
             last = result[-1] if result else {"role": ""}
@@ -190,7 +197,7 @@ class ChatRenderer:
         return result
 
     def _probe(self) -> None:
-        """Find out which roles and fields the template supports, by rendering with and without them."""
+        """Find out which roles and fields the template supports, by rendering probe messages that use them."""
         reply = Message(role="assistant", content="ok")
         self._knows_system = self._shows([Message(role="system", content=_PROBE), _USER])
         self._knows_reasoning = self._shows([_USER, replace(reply, reasoning=_PROBE)], head=False)
@@ -209,11 +216,11 @@ class ChatRenderer:
     ) -> bool:
         try:
             return want in self._render(messages, tools, head=head)
-        except TemplateError:  # how a template says that it does not support such a message
+        except TemplateError:  # the template does not support such messages
             return False
 
     def _reads(self, called: Message) -> bool:
-        """Return whether the parser reads a tool call as the template writes it."""
+        """Return whether the parser can read a tool call as the template writes it."""
         try:
             whole = self._render([_USER, called], (_TOOL,), head=False)
         except TemplateError:
@@ -227,8 +234,9 @@ class ChatRenderer:
     def _find_markers(self) -> Markers:
         """Return the marks that messages must not write.
 
-        These are special tokens, other tokens of their own that the template lays out with, also in the head of the
-        assistant's turn, and its marks in ordinary text. An assistant may write those in which the parser speaks.
+        They are the special tokens, the added tokens that the template uses in its layout (including the head of the
+        assistant's turn), and the marks that it writes as ordinary text. An assistant may write special tokens that are
+        part of the parser's syntax.
         """
         special, tokens = special_marks(self.tokenizer), marks_of(self.tokenizer)
         called = Message(role="assistant", content=_PROBE, reasoning=_THOUGHT, tool_calls=(_CALL,))
@@ -247,7 +255,7 @@ class ChatRenderer:
         )
 
     def _find_end(self) -> tuple[str, int]:
-        """Return the marker after an assistant's text, and its id."""
+        """Return the token that ends an assistant turn, and its id. Raises ConfigError if there is none."""
         text = self._render([_USER, Message(role="assistant", content=_PROBE)], (), head=False)
         behind = text.rpartition(_PROBE)[2]
         found = [(behind.find(token), -len(token), token, index) for token, index in marks_of(self.tokenizer).items()]
@@ -257,8 +265,8 @@ class ChatRenderer:
         return places[0][2], places[0][3]
 
 
-def _blank(message: Message) -> Message:
-    """Return an assistant's message of the same kind with placeholders for its texts."""
+def _with_placeholders(message: Message) -> Message:
+    """Return an assistant's message of the same form, with its texts replaced by placeholders."""
     return replace(
         message,
         content=_PROBE,
@@ -268,7 +276,7 @@ def _blank(message: Message) -> Message:
 
 
 def _as_function(tool: ToolSpec) -> dict[str, Any]:
-    """Return the tool in the format of chat templates, without the keys that only this project reads."""
+    """Return the tool in the format of chat templates, without the `x-` keys that only this project reads."""
     schema = {key: value for key, value in tool.schema.items() if not key.startswith("x-")}
     function = {"name": tool.name, "description": tool.description, "parameters": json.loads(json.dumps(schema))}
     return {"type": "function", "function": function}

@@ -13,10 +13,10 @@ from turnstile.types import I32, Message, ToolSpec
 
 
 class MessagesRenderer:
-    """Messages as they are, encoded as ids by `engines.text_codec`: code points and marks between them.
+    """Encodes messages as ids with `engines.text_codec`, as code points separated by marks.
 
-    The first message describes the tools in the parser's words, and they are called in its syntax, so no server needs
-    to support tools; their results are user messages.
+    The parser's instructions are added to the first message, and tools are called in the parser's syntax, so the server
+    need not support tools. Tool results become user messages.
     """
 
     stop: tuple[str, ...] = ()  # the server knows where a message ends
@@ -25,20 +25,23 @@ class MessagesRenderer:
         self.parser: Parser = HermesParser() if parser is None else parser
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> I32:
-        """Return every message, and the head of the assistant's turn; i32[L]."""
+        """Return the ids of all messages and the head of the assistant's turn; i32[L]."""
         instructions = with_instructions(self.parser, messages, tools)
         return encode_messages((self._pair(message, tools) for message in instructions), head=True)
 
     def observation(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec], sampled: I32
     ) -> Context:
-        """Return the new messages after the assistant's; never fresh."""
+        """Return the ids of the new messages, after the end mark if the sampled ids lack it.
+
+        The context is never fresh.
+        """
         ended = len(sampled) > 0 and int(sampled[-1]) == END_ID
         ids = encode_messages((self._pair(message, tools) for message in new), head=True)
         return Context(ids=ids if ended else np.concatenate([np.array([END_ID], np.int32), ids]))
 
     def assistant_turn(self, history: Sequence[Message], message: Message, tools: Sequence[ToolSpec]) -> I32:
-        """Return the message in the parser's words."""
+        """Return the ids of the message in the parser's syntax, with the end mark."""
         return self.completion(self.parser.write(message, tools))
 
     def text(self, token_ids: I32) -> str:
@@ -46,7 +49,7 @@ class MessagesRenderer:
         return decode_text(token_ids)
 
     def completion(self, text: str) -> I32:
-        """Return the text and the end mark."""
+        """Return the ids of the text and the end mark."""
         return np.concatenate([encode_text(text), np.array([END_ID], np.int32)])
 
     def _pair(self, message: Message, tools: Sequence[ToolSpec]) -> tuple[str, str]:

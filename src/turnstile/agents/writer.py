@@ -1,4 +1,4 @@
-"""A model as a function from a conversation to its answer, for problem statements and for judges."""
+"""A model as a function from a conversation to its answer, for writing problem statements and for judges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turnstile.types import Message, Sampling
 
 
 class Writer(Protocol):
-    """A conversation and a seed -> the model's answer, which matches `regex` if one is given.
+    """A function from a conversation and a seed to the model's answer, which matches `regex` if one is given.
 
     Raises EngineError if there is no answer.
     """
@@ -22,7 +22,7 @@ class Writer(Protocol):
 
 
 def model_writer(engine: Engine, renderer: Renderer, sampling: Sampling) -> Writer:
-    """Return the writer of an engine's model, which samples with `sampling` to the end of a turn."""
+    """Return a Writer that samples one full turn from `engine`, with the parameters of `sampling`."""
 
     async def write(messages: Sequence[Message], seed: int, regex: str = "") -> str:
         session = engine.open(f"write/{seed}")

@@ -1,8 +1,8 @@
-"""The environment protocol: what an agent acts in.
+"""The environment protocol, which defines what an agent acts in.
 
-An environment is made once per episode, by calling its kind with its knobs. It never sees tokens: it takes
-the agent's `Message` (whose `tool_calls` a parser has read) and answers with messages. It *measures*; rewards
-judge, later, from what was measured.
+An environment is made once per episode, by calling its kind with its knobs. It never sees tokens: it receives the
+agent's `Message` (with the `tool_calls` that a parser found) and answers with messages. It only *measures*; rewards
+judge later, from the measurements.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 from turnstile.types import JSON, Message, Stop, Task, ToolSpec, Trajectory
 
 Rates = Mapping[str, Callable[[Trajectory], bool]]
-"""Name -> whether an episode reached it."""
+"""Functions that say whether an episode reached a rate, by the rate's name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,9 +29,9 @@ class Start:
 class Step:
     """The answer to one action.
 
-    `terminated`: the task came to its own end; `submitted`: that end was the agent's own word; `truncated`:
-    the environment cut the episode short. `rewards` are step rewards by term, if the environment has any of
-    its own; `signals` is what it recorded of this turn, for rewards to judge.
+    `terminated`: the task reached its own end; `submitted`: the agent ended it by submitting; `truncated`: the
+    environment cut the episode short. `rewards` are step rewards by term, if the environment has any of its own.
+    `signals` is what it recorded in this turn, for rewards to judge.
     """
 
     messages: tuple[Message, ...] = ()
@@ -44,13 +44,13 @@ class Step:
 
 @runtime_checkable
 class Env(Protocol):
-    """One episode's world. All methods may raise InfrastructureError; nothing else is caught for them.
+    """The environment of one episode. All methods may raise InfrastructureError; other errors are program errors.
 
     Its class may also have three attributes:
 
     - `rates: Rates`, the shares of episodes that its runs log (as rate/NAME) and its evaluations compare, in the order
-      in which an episode reaches them; the last one is what a task is about. They judge an episode once, after
-      `measure`. The default is `resolution`, if `measure` records the signal `resolved`.
+      in which an episode reaches them; the last one is the task's actual goal. They are evaluated once per episode,
+      after `measure`. The default is `resolution`, if `measure` records the signal `resolved`;
     - `default_terms`, the [[rewards.terms]] of a recipe that has none, as tables;
     - `notes: tuple[str, ...]`, sentences without which a reader of a run's report would misread its figures.
     """
@@ -60,18 +60,18 @@ class Env(Protocol):
     async def step(self, message: Message) -> Step: ...
 
     async def measure(self) -> Mapping[str, JSON]:
-        """Return the measurements of the episode; called once at its end, also if a limit stopped it."""
+        """Return the measurements of the episode. Called once at its end, even if a limit stopped it."""
         ...
 
     def state_key(self) -> str:
-        """Return a name for the state in which the next action is taken: equal keys, equal states; "" if unknown."""
+        """Return a key for the current state: equal keys mean equal states, and "" means that it is unknown."""
         ...
 
     async def close(self) -> None: ...
 
 
 def resolved(trajectory: Trajectory) -> bool:
-    """Return whether the task came to its own end and was solved, by the signal `resolved`."""
+    """Return whether the task reached its own end and was solved, according to the signal `resolved`."""
     return trajectory.stop in (Stop.SUBMITTED, Stop.DONE) and bool(trajectory.signals.get("resolved", False))
 
 
@@ -79,13 +79,16 @@ DEFAULT_RATES: Rates = {"resolution": resolved}
 
 
 def rates_of(env: object) -> Rates:
-    """Return the rates of an environment or of its class, `DEFAULT_RATES` if it names none."""
+    """Return the rates of an environment or its class, or `DEFAULT_RATES` if it defines none."""
     found: Rates | None = getattr(env, "rates", None)
     return DEFAULT_RATES if found is None else found
 
 
 def reached_rates(env: object, trajectory: Trajectory) -> dict[str, bool]:
-    """Return which rates of its environment an episode reached, by name."""
+    """Return whether an episode reached each rate of its environment, by name.
+
+    Empty if the environment defines no rates and did not record `resolved`.
+    """
     rates = rates_of(env)
     if rates is DEFAULT_RATES and "resolved" not in trajectory.signals:
         return {}

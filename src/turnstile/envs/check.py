@@ -1,4 +1,4 @@
-"""A checker of environments, for their authors: run it in a test and expect an empty list."""
+"""A checker for authors of environments. Run it in a test and expect an empty list."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class _Episode:
 
 
 async def check_env(make_env: Callable[[], Env], task: Task, *, actions: Sequence[Message] | None = None) -> list[str]:
-    """Play `task` several times and return what is wrong, one line each.
+    """Play `task` several times and return the problems found, one per line.
 
     `actions` should be a sensible episode, preferably one that ends the task; by default every tool is called once,
-    with arguments of its schema's types. It is checked that everything returned has the right shape; that the same
-    actions give the same episode, also if two episodes are interleaved; that equal state keys stand for states in which
-    the same action gets the same answer; that garbage is answered without an exception; and that `measure` works at any
-    time. InfrastructureError propagates, since nothing can be said of the environment then. Plain methods are called in
-    threads, as in a run.
+    with arguments of its schema's types. The checks are that all returned values have the right form; that the same
+    actions give the same episode, even if two episodes are interleaved; that in states with equal keys the same action
+    gets the same answer; that garbage is answered without an exception; and that `measure` works at any time.
+    InfrastructureError propagates, since it says nothing about the environment. Plain methods are called in threads, as
+    in a run.
     """
     threads = Threads(workers=2)
     try:
@@ -93,7 +93,7 @@ async def _play(make_env: Callable[[], Env], task: Task, script: Sequence[Messag
 
 
 async def _play_two(make_env: Callable[[], Env], task: Task, script: Sequence[Message]) -> tuple[_Episode, _Episode]:
-    """Play the script in two episodes at once, alternating between them."""
+    """Play the script in two interleaved episodes, and return both."""
     one, two = make_env(), make_env()
     try:
         starts = [await env.reset(task) for env in (one, two)]
@@ -119,7 +119,7 @@ def _each_tool(tools: Sequence[ToolSpec]) -> list[Message]:
 
 
 def _garbage(tools: Sequence[ToolSpec]) -> list[Message]:
-    """Return messages like those of a model that has not learnt the format yet."""
+    """Return messages like those of a model that has not yet learnt the format."""
     wrong = [_calling(tool.name, {}) for tool in tools]
     wrong += [_calling(tool.name, {name: [1] for name in _arguments(tool)}) for tool in tools]
     return [
@@ -176,7 +176,7 @@ def _episode_problems(episode: _Episode) -> list[str]:
 
 
 def _key_problems(episodes: Sequence[_Episode]) -> list[str]:
-    """Return a problem if the same action was answered in two ways in states with the same key; "" means no key."""
+    """Return a problem if an action was answered in two ways in states with the same key. Empty keys are ignored."""
     seen: dict[tuple[str, str], Step] = {}
     for episode in episodes:
         for key, action, step in episode.turns:

@@ -1,4 +1,4 @@
-"""A guessing game with the answers higher and lower: a toy in which a tiny model's learning shows within seconds."""
+"""A guessing game answered with "higher" and "lower", in which even a tiny model learns within seconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def guess_tasks(count: int, *, seed: int = 0) -> list[Task]:
 def demonstrate(
     task: Task, rng: random.Random, *, low: int = 1, high: int = 15, rounds: PositiveInt = 5
 ) -> list[DemoStep]:
-    """Return a game whose guesses are drawn by `rng` from what the answers still allow; it may end without a win."""
+    """Return a game whose guesses `rng` draws from the range that the answers still allow. It may end without a win."""
     secret = _secret(task, low, high)
     steps: list[DemoStep] = []
     while len(steps) < rounds:
@@ -36,7 +36,7 @@ def demonstrate(
 
 
 def oracle(task: Task, *, low: int = 1, high: int = 15) -> Agent:
-    """Return an agent that always halves the range that the answers leave, the surest way to find the secret."""
+    """Return an agent that always halves the remaining range, which finds the secret in the fewest guesses at worst."""
     secret = _secret(task, low, high)
 
     def act(observation: Sequence[Message]) -> Message:
@@ -50,7 +50,7 @@ def oracle(task: Task, *, low: int = 1, high: int = 15) -> Agent:
 
 
 def random_agent(task: Task, rng: random.Random, *, low: int = 1, high: int = 15) -> Agent:
-    """Return an agent that guesses any number in the range, whatever the answers were."""
+    """Return an agent that guesses any number in the range, regardless of the answers."""
     return lambda observation: call("guess", number=rng.randint(low, high))
 
 
@@ -59,11 +59,11 @@ def _secret(task: Task, low: int, high: int) -> int:
 
 
 class GuessEnv:
-    """A secret from `low` to `high`, drawn by the task's seed (or `data["secret"]`), and `rounds` tries.
+    """A game with a secret from `low` to `high`, drawn by the task's seed (or `data["secret"]`), and `rounds` tries.
 
-    Anything but a guess in the range costs a round, too. Turn signals: parsed, command, succeeded (a number in the
-    range), consistent (one that the answers so far allow), answer. Episode signals: resolved and submitted (the secret
-    was found), modified (something was guessed), rounds.
+    Anything but a guess in the range also costs a round. Turn signals: parsed, command, succeeded (a number in the
+    range), consistent (a guess that the answers so far allow), answer. Episode signals: resolved and submitted (the
+    secret was found), modified (a valid guess was made), rounds.
     """
 
     rates: ClassVar[Rates] = {"resolution": resolved}
@@ -84,13 +84,13 @@ class GuessEnv:
     async def reset(self, task: Task) -> Start:
         self._task = task
         self._secret = _secret(task, self._low, self._high)
-        self._least, self._most = self._low, self._high  # what the answers so far allow
+        self._least, self._most = self._low, self._high  # the range that the answers so far allow
         self._used, self._guessed, self._found = 0, False, False
         prompt = f"Find the number from {self._low} to {self._high}."
         return Start(messages=(Message(role="user", content=prompt),), tools=self._tools)
 
     async def step(self, message: Message) -> Step:
-        """Answer whether the secret is higher, lower or found; only the first call of a message counts."""
+        """Answer whether the secret is higher, lower or found. Only the first call of a message counts."""
         self._used += 1
         call = message.tool_calls[0] if message.tool_calls else None
         number = call.arguments.get("number") if call is not None and call.name == "guess" else None
@@ -120,11 +120,11 @@ class GuessEnv:
         }
 
     def state_key(self) -> str:
-        """Return the task's id, the range that the answers leave, and the number of rounds used."""
+        """Return the task's id, the range that the answers leave, and the number of rounds used, as one string."""
         return f"{self._task.id}:{self._least}-{self._most}:{self._used}"
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Do nothing, since there is nothing to release."""
 
     def _answer(self, number: int) -> str:
         self._guessed = True

@@ -1,6 +1,6 @@
 """Environments whose methods are plain functions.
 
-Each call runs in a thread of a bounded pool, so that no other episode has to wait while it works or waits.
+Each call runs in a thread of a bounded pool, so that other episodes continue while it computes or blocks.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from turnstile.types import JSON, Message, Task
 METHODS = ("reset", "step", "measure", "close")
 _log = logging.getLogger(__name__)
 GRACE = 30.0
-"""Seconds that a call may go on after its episode's time was up, before the episode is given up."""
+"""Seconds that a call may continue after its episode's time is up, before the episode is given up."""
 
 
 class Call(Future[Any]):
-    """A call of a plain method that waits, runs or has ended."""
+    """A call of a plain method that is waiting, running or done."""
 
     def __init__(self, method: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         super().__init__()
@@ -35,19 +35,19 @@ class Call(Future[Any]):
         self._work = functools.partial(method, *arguments)
 
     def run(self) -> None:
-        """Call the method, unless the call was cancelled while it waited."""
+        """Call the method, unless the call was cancelled while waiting."""
         if self.set_running_or_notify_cancel():
             try:
                 self.set_result(self._work())
-            except BaseException as error:  # for the episode that made the call
+            except BaseException as error:  # raised in the episode that made the call
                 self.set_exception(error)
 
 
 class Threads:
-    """Runs at most `workers` calls of plain methods at once, over all episodes; further calls wait their turn.
+    """Runs at most `workers` calls of plain methods at once, over all episodes. Further calls wait their turn.
 
-    A call that was given up on and does not end gives its place to the next, so that hanging calls do not use up all
-    places. It keeps its thread, which does not keep the process from ending.
+    A hanging call that was given up yields its place to the next one, so that such calls do not use up all places. Its
+    thread keeps running but does not prevent the process from ending.
     """
 
     def __init__(self, workers: int) -> None:
@@ -57,7 +57,7 @@ class Threads:
         self._lock = threading.Lock()
 
     def submit(self, method: Callable[..., Any], *arguments: Any) -> Call:
-        """Run a method in a thread, as soon as there is a place."""
+        """Run a method in a thread as soon as there is a free place, and return its call."""
         call = Call(method, arguments)
         with self._lock:
             self._waiting.append(call)
@@ -65,7 +65,7 @@ class Threads:
         return call
 
     def leave(self, call: Call) -> None:
-        """Give the place of a call that has ended, or hangs, to the next waiting call."""
+        """Free the place of a call that has ended or hangs, for the next waiting call."""
         with self._lock:
             if call in self._running:
                 self._running.remove(call)
@@ -73,7 +73,7 @@ class Threads:
         self._begin()
 
     def busy(self) -> str:
-        """Return the names of the running calls with their numbers, for a message."""
+        """Return the names of the running calls with their counts, as text for a message."""
         with self._lock:
             return ", ".join(
                 f"{count} x {name}" for name, count in Counter(call.name for call in self._running).items()
@@ -95,9 +95,9 @@ class Threads:
             self.leave(call)
 
     def around(self, make: Callable[[], Any]) -> Callable[[], Env]:
-        """Return a maker of environments that can be awaited.
+        """Return a function that makes environments with awaitable methods.
 
-        If all its methods are `async`, an environment stays as it is; otherwise its plain methods run in threads.
+        An environment whose methods are all `async` is left unchanged; otherwise its plain methods run in threads.
         """
 
         def made() -> Env:
@@ -108,7 +108,7 @@ class Threads:
         return made
 
     async def close(self) -> None:
-        """Cancel the waiting calls and start no more; running calls are not waited for."""
+        """Cancel the waiting calls and start no more. Running calls are not waited for."""
         with self._lock:
             waiting, self._waiting, self._free = self._waiting, deque(), 0
         for call in waiting:
@@ -116,7 +116,7 @@ class Threads:
 
 
 class _Threaded:
-    """One episode's environment, whose calls never overlap, even if one was given up on halfway."""
+    """One episode's environment, whose calls never overlap, even after one was given up halfway."""
 
     def __init__(self, env: Any, threads: Threads) -> None:
         self._env = env
@@ -150,9 +150,9 @@ class _Threaded:
             return await method(*arguments)
         self._last = call = self._threads.submit(method, *arguments)
         try:
-            found = await asyncio.shield(asyncio.wrap_future(call))  # a thread cannot be stopped
+            found = await asyncio.shield(asyncio.wrap_future(call))  # shielded, since a thread cannot be stopped
         except asyncio.CancelledError:
-            if call.cancel():  # it had not begun
+            if call.cancel():  # the call had not begun
                 _log.warning("%s was given up on before it had a thread; busy: %s", call.name, self._threads.busy())
             raise
         return await found if inspect.isawaitable(found) else found

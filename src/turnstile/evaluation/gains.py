@@ -1,4 +1,4 @@
-"""Breakdowns of a gain: rates and paired differences by kind of task and by package, and how much a prior explains."""
+"""Breakdowns of a gain by kind of task and by package, and an estimate of how much a sharper prior explains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Division = Literal["kind", "package"]
 
 
 def split(results: Iterable[EpisodeResult], by: Division) -> dict[str, list[EpisodeResult]]:
-    """Return the results by kind of task or by package, the largest part first (then by name)."""
+    """Return the results by kind of task or by package, the largest part first and equal ones by name."""
     parts: dict[str, list[EpisodeResult]] = {}
     for result in results:
         parts.setdefault(getattr(result, by), []).append(result)
@@ -57,7 +57,7 @@ def paired_breakdown(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindGain:
-    """One kind's part in a gain. `contribution` = task_share * gain; contributions add up to the whole gain."""
+    """One kind's part of a gain, `contribution` = task_share * gain. Contributions add up to the whole gain."""
 
     kind: str
     train_share: float
@@ -68,10 +68,10 @@ class KindGain:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopKinds:
-    """The share that the k kinds most frequent in training have of the evaluated tasks and of the gain.
+    """The share of the evaluated tasks and of the gain that belongs to the k kinds most frequent in training.
 
-    `contribution` is their part of the gain in points, with its interval; `gain_share` is that part as a share of the
-    whole gain, NaN without a gain to share.
+    `contribution` is their part of the gain, with its interval. `gain_share` is that part as a share of the whole gain,
+    or NaN if there is no positive gain.
     """
 
     kinds: tuple[str, ...]
@@ -102,21 +102,22 @@ def prior_share(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> PriorShare:
-    """Return how much of a gain lies in the kinds that training showed most, where a sharper prior would put it.
+    """Return how much of a gain lies in the most frequent kinds of training, where a sharper prior would put it.
 
     `training` gives how often each kind occurs among the training tasks (counts or shares). With g_k the paired gain on
     the evaluated tasks of kind k, h_k their share and p_k the kind's share in training:
 
     - the gain splits exactly into sum_k h_k g_k, one contribution for each kind;
-    - `train_weighted_gain` = sum_k p_k g_k and `even_gain` = mean_k g_k: the gain if kinds came as in training,
-      and if all came equally often. If the first is far above the second, common kinds gained and rare ones did not;
-    - `top1` and `top3`: the kinds most frequent in training (chosen without looking at the gain), with their share of
-      the gain beside their share of the tasks. If the two shares are equal, the gain is spread like the tasks. If the
-      share of the gain is near 1 and that of the tasks small, little more than the prior was learnt.
+    - `train_weighted_gain` = sum_k p_k g_k and `even_gain` = mean_k g_k are the gains if kinds were as frequent as in
+      training, and if all were equally frequent. If the first is far above the second, common kinds gained and rare
+      ones did not;
+    - `top1` and `top3` are the kinds most frequent in training (chosen without looking at the gain), with their shares
+      of the gain and of the tasks. If the two shares are equal, the gain is spread like the tasks. If the share of the
+      gain is near 1 and that of the tasks small, little more than the prior was learnt.
 
-    This is a hint rather than a proof: skill, too, is learnt first where there is most practice, and a prior helps
-    within a kind as well. Kinds that training does not have get p_k = 0; kinds that were not evaluated are left out of
-    both averages (p_k is rescaled over the rest).
+    This is a hint rather than a proof: skill, too, is learnt first where there is most practice, and a prior also helps
+    within a kind. Kinds that are not in training have p_k = 0. Kinds that were not evaluated are left out of both
+    averages (p_k is rescaled over the rest).
     """
     pairs = paired_values(before, after, of)
     kind_of = {result.task_id: result.kind for result in after}

@@ -1,4 +1,4 @@
-"""Templates of the report, and the filters that they use. Every value that a template prints is escaped."""
+"""Templates of the report, and their filters. Every value that a template prints is escaped."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from markupsafe import Markup
 from turnstile.evaluation.metrics import Interval
 from turnstile.evaluation.table import bounds, number
 
-# Control characters, surrogates, and marks that change the direction of text: a model may write all of them.
+# Control characters, surrogates, and marks that change the direction of text, all of which a model may write.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 FEW = 10
-"""With fewer tasks than this a bootstrap interval is too short to lean on."""
+"""With fewer tasks than this, a bootstrap interval is too narrow to be reliable."""
 
 
 def render(template: str, **values: Any) -> Markup:
-    """Return a template of `templates/`, rendered with these values."""
+    """Render a template from `templates/` with these values."""
     return Markup(_ENVIRONMENT.get_template(template).render(values).strip())
 
 
 def seen(value: object) -> object:
-    """Return a value as text, with a replacement character for each invisible one; markup is returned as it is."""
+    """Return a value as text with invisible characters replaced by a visible one. Markup is returned unchanged."""
     is_markup = hasattr(value, "__html__")
     return value if is_markup else _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", str(value).replace("\r\n", "\n"))
 
 
 def cut(text: str, limit: int) -> str:
-    """Return a text, if longer than `limit` with its middle replaced by a line that says how much is left out."""
+    """Return a text; if it is longer than `limit`, its middle is replaced by a line that says how much is left out."""
     if len(text) <= limit:
         return text
     head, tail = text[: limit * 2 // 3], text[len(text) - limit // 3 :]
@@ -38,28 +38,28 @@ def cut(text: str, limit: int) -> str:
 
 
 def anchor(title: str) -> str:
-    """Return the id by which links find a section's heading."""
+    """Return the HTML id of the section with this title, for links."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def tone(interval: Interval) -> str:
-    """Return the CSS class of a difference: up or down; unclear if its interval includes zero or has few tasks."""
+    """Return the CSS class of a difference: up or down, or unclear if its interval includes zero or has few tasks."""
     clear = interval.excludes_zero and interval.n_tasks >= FEW
     return "unclear" if not clear else "up" if interval.mean > 0 else "down"
 
 
 def across(end: float, reach: float) -> str:
-    """Return the x of a number from -reach to +reach in a drawing that is 200 wide; others are drawn at its edges."""
+    """Return the x coordinate, in a drawing 200 wide, of a number in [-reach, reach]. Other numbers are clamped."""
     return f"{100 + 96 * max(-1.0, min(1.0, end / reach)):.1f}"
 
 
 def png(image: bytes) -> str:
-    """Return a URL that contains a PNG image itself."""
+    """Return a data URL that contains a PNG image."""
     return f"data:image/png;base64,{b64encode(image).decode()}"
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in units that are easy to read: 4.2 s, 5 min 15 s, 2 h 03 min."""
+    """Return a duration in readable units: 4.2 s, 5 min 15 s, 2 h 03 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

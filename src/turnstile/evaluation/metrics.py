@@ -1,9 +1,9 @@
-"""From episodes to rates: intervals clustered by task, paired differences and pass@k.
+"""Rates computed from episodes, with intervals clustered by task, paired differences and pass@k.
 
-Every estimate gives each task the same weight: first the mean over a task's episodes, then the mean over
-tasks. Episodes that infrastructure broke (outcome None) count nowhere and are reported by `errors`. Intervals
-are percentile bootstraps that resample whole tasks, so several samples or several training seeds of one task
-stay together; they speak about new tasks for these policies, not about new training seeds.
+Every estimate gives each task the same weight: first the mean over a task's episodes, then the mean over tasks.
+Episodes in which infrastructure failed (outcome None) are excluded everywhere and counted by `errors`. Intervals are
+percentile bootstraps that resample whole tasks, so several samples or several training seeds of one task stay together;
+they describe the variation over new tasks for these policies, not over new training seeds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from turnstile.types import Group, Score
 
 F64 = NDArray[np.float64]
 NUMBERS = ("outcome", "total", "turns")
-"""What every result has; every other field that can be averaged is a rate, by the environment's name for it."""
+"""Numbers that every result has. Any other value that can be averaged is one of the environment's rates."""
 
 LEVEL = 0.95
 RESAMPLES = 10_000
@@ -31,9 +31,8 @@ _CHUNK = 1 << 21  # indices drawn at once, to bound memory
 class EpisodeResult:
     """The result of one evaluation episode.
 
-    `rates` says which of the environment's rates it reached (`envs.base.Env`), so they are those that training logs.
-    `kind` and `package` come from the task's data ("" if it has none); `outcome` and `total` are None if infrastructure
-    failed.
+    `rates` says which of the environment's rates (`envs.base.Env`) it reached, as logged in training. `kind` and
+    `package` come from the task's data ("" if missing). `outcome` and `total` are None if infrastructure failed.
     """
 
     task_id: str
@@ -48,20 +47,20 @@ class EpisodeResult:
 
     @classmethod
     def read(cls, row: Mapping[str, Any]) -> EpisodeResult:
-        """Return the result in a line of evaluations/NAME.jsonl; older lines have rates beside the other fields."""
+        """Return the result in a line of evaluations/NAME.jsonl. Older lines have the rates beside the other fields."""
         own = {each.name for each in fields(cls)}
         beside = {name: value for name, value in row.items() if name not in own and name != "changed"}
         return cls(**{"rates": beside} | {name: value for name, value in row.items() if name in own})
 
     def value(self, name: str) -> float:
-        """Return a number, or 1 or 0 for a rate; NaN if the episode does not have it."""
+        """Return the value of a number, or 1 or 0 for a rate; NaN if the episode has no such value."""
         found = self.rates.get(name) if name not in NUMBERS else getattr(self, name)
         return nan if found is None else float(found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """A mean over tasks with the ends of its interval; all NaN without tasks."""
+    """A mean over tasks and its confidence interval. All are NaN without tasks."""
 
     mean: float
     low: float
@@ -94,20 +93,20 @@ def from_group(group: Group, scores: Sequence[Score]) -> list[EpisodeResult]:
 
 
 def with_verdict(results: Iterable[EpisodeResult]) -> list[EpisodeResult]:
-    """Return the episodes that count: those with a verdict."""
+    """Return the episodes with a verdict, which are those that count."""
     return [result for result in results if result.outcome is not None]
 
 
 def compared_rates(results: Iterable[EpisodeResult]) -> tuple[str, ...]:
-    """Return the rates that the episodes have, in their order; if none has any, the mean outcome stands in for them.
+    """Return the names of the rates that the episodes have, in order, or ("outcome",) if none has any.
 
-    A gain is measured by the last one.
+    A gain is measured in the last of these.
     """
     return tuple(dict.fromkeys(name for result in with_verdict(results) for name in result.rates)) or ("outcome",)
 
 
 def errors(results: Iterable[EpisodeResult]) -> int:
-    """Return the number of episodes that infrastructure broke."""
+    """Return the number of episodes in which infrastructure failed."""
     return sum(result.outcome is None for result in results)
 
 
@@ -119,7 +118,7 @@ def rate(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """Return the mean of a rate or a number over tasks, with a bootstrap interval clustered by task."""
+    """Return the mean over tasks of a rate or a number, with a bootstrap interval clustered by task."""
     tasks = by_task(results, name)
     values = np.array([np.mean(samples) for samples in tasks.values()], dtype=np.float64)
     episodes = sum(len(samples) for samples in tasks.values())
@@ -135,9 +134,9 @@ def paired_difference(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """Return the mean of (after - before) over the tasks that both have, resampled task by task.
+    """Return the mean of (after - before) over the tasks that both have, with a bootstrap interval over tasks.
 
-    Results of several seeds may be joined on either side: all of a task's episodes make one mean.
+    Either side may contain the results of several seeds; all of a task's episodes are averaged first.
     """
     pairs = paired_values(before, after, name)
     values = np.array([difference for difference, _ in pairs.values()], dtype=np.float64)
@@ -155,10 +154,11 @@ def pass_at_k(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """Return the chance that one of k samples succeeds: mean over tasks of 1 - C(n-c, k) / C(n, k) (arXiv 2107.03374).
+    """Return pass@k, the mean over tasks of 1 - C(n-c, k) / C(n, k) (arXiv 2107.03374).
 
-    n is a task's number of samples and c how many succeeded, so the estimate is unbiased for every n >= k; tasks with
-    fewer than k samples take no part (`n_tasks` says how many did). Raises ValueError if k < 1.
+    It is the probability that at least one of k samples succeeds. n is a task's number of samples and c how many
+    succeeded, so the estimate is unbiased for every n >= k. Tasks with fewer than k samples are left out (`n_tasks`
+    says how many were used). Raises ValueError if k < 1.
     """
     if k < 1:
         raise ValueError(f"pass@k needs k >= 1, got {k}")
@@ -169,12 +169,12 @@ def pass_at_k(
 
 
 def max_samples(results: Sequence[EpisodeResult]) -> int:
-    """Return the largest number of counted episodes of a task; 0 without any."""
+    """Return the largest number of counted episodes of any task, or 0 without any."""
     return max((len(samples) for samples in by_task(results, "turns").values()), default=0)
 
 
 def by_task(results: Sequence[EpisodeResult], name: str) -> dict[str, list[float]]:
-    """Return the values of the counted episodes that have them, by task, in order of first appearance."""
+    """Return the values of the counted episodes that have one, by task in order of first appearance."""
     tasks: dict[str, list[float]] = {}
     for result in with_verdict(results):
         if not isnan(value := result.value(name)):
@@ -185,7 +185,7 @@ def by_task(results: Sequence[EpisodeResult], name: str) -> dict[str, list[float
 def paired_values(
     before: Sequence[EpisodeResult], after: Sequence[EpisodeResult], name: str
 ) -> dict[str, tuple[float, int]]:
-    """Return, for each task that both have, the difference of its means and the number of its episodes."""
+    """Return (difference of the means, number of episodes) for each task that both sides have."""
     old, new = by_task(before, name), by_task(after, name)
     return {
         task: (float(np.mean(new[task]) - np.mean(old[task])), len(old[task]) + len(new[task]))
@@ -195,14 +195,14 @@ def paired_values(
 
 
 def _bounds(name: str) -> tuple[float, float]:
-    """Return the least and the largest value that a rate or a number can have."""
+    """Return the smallest and the largest value that a rate or a number can have."""
     return (-np.inf, np.inf) if name in NUMBERS else (0.0, 1.0)
 
 
 def to_metrics(results: Sequence[EpisodeResult], prefix: str = "eval/") -> dict[str, float]:
-    """Return what to log of an evaluation during training: the names that training logs, after `prefix`.
+    """Return the metrics to log for an evaluation, under the names used in training after `prefix`.
 
-    The ends of each rate's interval are logged as `_low` and `_high`. What no episode has is left out.
+    The ends of each rate's interval have the suffixes `_low` and `_high`. Metrics that no episode has are left out.
     """
     logged = {f"rate/{name}": rate(results, name) for name in compared_rates(results) if name not in NUMBERS}
     found = {f"{prefix}count/errors": float(errors(results)), f"{prefix}count/trajectories": float(len(results))}
@@ -219,9 +219,9 @@ def interval_of(
 ) -> Interval:
     """Return the mean of one value per task, f64[n_tasks], with its percentile bootstrap interval.
 
-    If all tasks agree (0 of 48, or 48 of 48), resampling has nothing to vary and would claim certainty. Then the exact
-    binomial bound on the unseen other tasks is used: with confidence 1 - (1 - level) / 2 at most a share u = 1 - ((1 -
-    level) / 2)^(1 / n) of all tasks differs, by no more than the bounds allow.
+    If all tasks agree (0 of 48, or 48 of 48), resampling has nothing to vary and would claim certainty. The interval
+    then uses the exact binomial bound on unseen tasks: with confidence 1 - (1 - level) / 2, at most a share u = 1 - ((1
+    - level) / 2)^(1 / n) of all tasks differs, by no more than the bounds allow.
     """
     n = len(values)
     if n == 0:

@@ -1,4 +1,4 @@
-"""Learning curves as PNG: raw steps faint, four-step means bold, held-out evaluations marked, seeds as a band."""
+"""Learning curves as PNG, with faint steps, bold four-step means, marked held-out evaluations, and bands over seeds."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
 Rows = Sequence[Mapping[str, Any]]
-"""What one run logged: mappings with `step` and slash-separated metric names."""
+"""The rows that one run logged, as mappings with `step` and slash-separated metric names."""
 Runs = Mapping[str, Sequence[Rows]]
-"""By label (an algorithm, a recipe): the rows of each of its seeds."""
+"""The rows of each seed, by label (an algorithm, a recipe)."""
 Theme = Literal["light", "dark"]
 
 HELD_OUT = "eval/"
-"""Before a metric's name: the same on held-out tasks; `_low` and `_high` after it are the interval's ends."""
+"""Prefix of metrics on held-out tasks. The suffixes `_low` and `_high` mark the ends of the interval."""
 BLOCK = 4
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for colour-blind
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito, colour-blind safe
 _DARK_COLOURS = ("#56B4E9", "#E69F00", "#2BC79A", "#E39BC4", "#F0784A", "#F0E442")
 INK: Mapping[Theme, Mapping[str, str]] = {
     "light": {"paper": "#ffffff", "text": "#1f2328", "faint": "#656d76", "grid": "#e4e7eb"},
@@ -36,9 +36,9 @@ INK: Mapping[Theme, Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """One metric of a panel: the first of `names` that a run has is drawn.
+    """One metric of a panel. The first of `names` that a run has is drawn.
 
-    A name that ends in a slash stands for the first metric below it.
+    A name that ends in a slash stands for the first metric with that prefix.
     """
 
     names: tuple[str, ...]
@@ -48,7 +48,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Panel:
-    """One subplot. `share`: the values are shares, so the axis starts at 0."""
+    """One subplot. If `share`, the values are shares, so the axis starts at 0."""
 
     title: str
     lines: tuple[Line, ...]
@@ -76,9 +76,9 @@ PANELS: tuple[Panel, ...] = (
 
 
 def series(rows: Rows, *names: str) -> tuple[F64, F64]:
-    """Return (steps, values), each f64[n], of the first name that a row has.
+    """Return (steps, values), each f64[n], of the first of `names` that a row has.
 
-    The last value counts if a step has several. Values that are missing or not finite are left out.
+    If a step has several values, the last one counts. Values that are missing or not finite are left out.
     """
     name = next((key for name in names for row in rows for key in row if _is(key, name)), None)
     found: dict[int, float] = {}
@@ -91,7 +91,7 @@ def series(rows: Rows, *names: str) -> tuple[F64, F64]:
 
 
 def block_means(steps: F64, values: F64, size: int = BLOCK) -> tuple[F64, F64]:
-    """Return the means over steps 1..size, size+1..2 size and so on, each placed at the mean of its steps."""
+    """Return (mean steps, mean values) of the blocks of steps 1..size, size+1..2 size and so on."""
     blocks = (steps - 1) // size
     edges = np.unique(blocks)
     return (
@@ -101,7 +101,7 @@ def block_means(steps: F64, values: F64, size: int = BLOCK) -> tuple[F64, F64]:
 
 
 def one_run(rows: Rows, label: str = "run") -> Runs:
-    """Return a single run in the form that `curves` takes."""
+    """Return a single run in the form that `curves` accepts."""
     return {label: (rows,)}
 
 
@@ -113,11 +113,11 @@ def curves(runs: Runs, *, theme: Theme = "light", dpi: int = 144) -> bytes:
 
 
 def draw(runs: Runs, *, panels: Sequence[Panel] | None = None, theme: Theme = "light", columns: int = 3) -> Figure:
-    """Return a figure with a panel for each metric that some run has, coloured by run.
+    """Return a figure with a panel for each metric that any run has, coloured by run.
 
-    Without `panels` these are its rates and `PANELS`. Dots are steps and lines are means over four steps; with several
-    seeds the line is their mean and the band reaches from the lowest to the highest. Diamonds are held-out evaluations
-    with their intervals, or, with several seeds, the seeds' mean with a bar from the lowest to the highest.
+    `panels` defaults to the runs' rates and `PANELS`. Dots are steps and lines are means over four steps; with several
+    seeds the line is their mean and the band spans the lowest to the highest. Diamonds are held-out evaluations with
+    their intervals, or, with several seeds, the seeds' mean with a bar from the lowest to the highest.
     """
     panels = (*_rates(runs), *PANELS) if panels is None else panels
     panels = [panel for panel in panels if any(_has(rows, panel) for seeds in runs.values() for rows in seeds)]
@@ -170,7 +170,7 @@ def _palette(theme: Theme, count: int) -> list[str]:
 
 
 def style(ax: Axes, title: str, ink: Mapping[str, str]) -> None:
-    """Give a subplot the look that all figures share."""
+    """Apply the style that all figures share to a subplot."""
     ax.set_facecolor(ink["paper"])
     ax.set_title(title, loc="left", fontsize=10.5, fontweight="bold", color=ink["text"])
     ax.grid(axis="y", color=ink["grid"], linewidth=0.8)
@@ -190,7 +190,7 @@ def _style(ax: Axes, panel: Panel, ink: Mapping[str, str], *, last: bool) -> Non
 
 
 def _draw(ax: Axes, seeds: Sequence[Rows], line: Line, colour: str, shift: float) -> None:
-    """Draw one metric of one run: every seed's steps, the mean of their blocks, and the held-out evaluations."""
+    """Draw one metric of one run, with every seed's steps, the mean of their blocks, and held-out evaluations."""
     style = "--" if line.dashed else "-"
     blocks: dict[float, list[float]] = {}
     for rows in seeds:

@@ -1,4 +1,4 @@
-"""Episodes as a person reads them, before beside after: actions, observations, rewards, gates and advantages."""
+"""Readable episodes, before and after side by side: actions, observations, rewards, gates and advantages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from turnstile.types import F32, Message, Score, Stop, Task, Trajectory, Turn
 class Shown:
     """One episode to show.
 
-    `advantages` [turn] f32[n], if it was trained on; `prompt` is what the agent saw first (default: the task's own).
+    `advantages` are [turn] f32[n] if it was trained on. `prompt` is what the agent saw first (default: the task's
+    prompt).
     """
 
     task: Task
@@ -31,14 +32,14 @@ class Shown:
 
 
 class Chip(NamedTuple):
-    """A small label, and its CSS class."""
+    """A small label and its CSS class."""
 
     text: str
     tone: str = ""
 
 
 class ShownTurn(NamedTuple):
-    """The agent's action, the answer to it, and what the turn earned."""
+    """The agent's action, the environment's answer, and labels for what the turn earned."""
 
     action: str
     answer: str
@@ -46,7 +47,7 @@ class ShownTurn(NamedTuple):
 
 
 class Side(NamedTuple):
-    """One of the two episodes of a task. `lost` and `broke` are sentences, or empty."""
+    """One episode in the comparison of a task. `lost` and `broke` are sentences, or empty."""
 
     name: str
     verdict: Chip
@@ -66,7 +67,7 @@ class ShownTask(NamedTuple):
 
 
 def episodes(before: Sequence[Shown], after: Sequence[Shown], names: tuple[str, str]) -> Markup:
-    """Render a fold for each task, first those that both sides have; the very first is open."""
+    """Render a collapsible section for each task, first those that both sides have. Only the first is open."""
     sides: list[dict[str, Shown]] = [{}, {}]
     for side, shown in zip(sides, (before, after), strict=True):
         for episode in shown:
@@ -87,7 +88,7 @@ def _task(pair: Sequence[Shown | None], names: tuple[str, str]) -> ShownTask:
 
 
 def _verdict(shown: Shown) -> Chip:
-    """Return the last rate that the attempt reached, in green only if there is none after it."""
+    """Return a label with the last rate that the attempt reached, green only if it is the environment's last rate."""
     if shown.score.outcome is None:
         return Chip("infrastructure error", "down")
     rates = shown.trajectory.rates
@@ -133,6 +134,6 @@ def _turn(shown: Shown, place: int, turn: Turn) -> ShownTurn:
 
 
 def _message_text(message: Message) -> str:
-    """Return a message as plain text: its reasoning, its content, its tool calls."""
+    """Return a message as plain text, consisting of its reasoning, its content and its tool calls."""
     calls = [f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})" for call in message.tool_calls]
     return "\n".join(part for part in (message.reasoning, message.content.strip("\n"), *calls) if part)

@@ -1,6 +1,6 @@
-"""One self-contained `report.html`: what was gained, how sure that is, where it sits, what it cost, what it looks like.
+"""One self-contained `report.html`: the gain, its uncertainty, where it lies, what it cost, and example episodes.
 
-Images are in the page, styles are inline, nothing is fetched and no script runs. Model text is escaped.
+Images are embedded, styles are inline, nothing is fetched and no script runs. Model text is escaped.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from turnstile.evaluation.table import Stages
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportData:
-    """The content of a report; the parts of fields that are left empty are left out.
+    """The content of a report. Sections whose fields are empty are left out.
 
-    `stages`: evaluation results by policy, in order. `pairs`: which of them to compare, (before, after); the first is
-    the headline. `metrics`: the rows a run logged, or `runs`: several runs by label and seed. `heldout`: which stage
-    was evaluated after which step of `metrics`, to be marked in the curves. `before`, `after`: episodes to read side by
-    side. `training`: the number of training tasks of each kind and of each package. `recipe`: nested mappings.
-    `timings`: seconds by phase, `memory`: peak MB by phase. `notes`: what a reader must know to read the figures
-    rightly, one sentence or more each. `alerts`: the run's warnings and alarms, oldest first; they come before
-    everything else. `missing`: why results or curves are not there.
+    `stages`: evaluation results by policy, in order. `pairs`: the pairs to compare, (before, after); the first is the
+    headline. `metrics`: the rows that a run logged, or `runs`: several runs by label and seed. `heldout`: the stage
+    that was evaluated after each step of `metrics`, to be marked in the curves. `before`, `after`: episodes to read
+    side by side. `training`: the number of training tasks of each kind and of each package. `recipe`: nested mappings.
+    `timings`: seconds by phase, `memory`: peak MB by phase. `notes`: what a reader must know to interpret the figures
+    correctly, each one or more sentences. `alerts`: the run's warnings and alarms, oldest first; they come before
+    everything else. `missing`: why results or curves are missing.
     """
 
     name: str
@@ -54,7 +54,7 @@ class ReportData:
 
 
 def write_report(run: Path, data: ReportData) -> Path:
-    """Write `run/report.html`, completely or not at all, and return its path."""
+    """Write `run/report.html` atomically, and return its path."""
     run = Path(run)
     run.mkdir(parents=True, exist_ok=True)
     path, scratch = run / "report.html", run / "report.html.new"

@@ -1,4 +1,4 @@
-"""Rescoring of a recorded run: what its episodes would have earned from other rewards, without a sandbox or a model."""
+"""Rescoring of a recorded run with other rewards, without a sandbox or a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from turnstile.types import Score
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
-    """A recorded group with its scores under other rewards."""
+    """A recorded group, with its scores under other rewards."""
 
     entry: Entry
     scores: tuple[Score, ...]
@@ -28,10 +28,11 @@ class Rescored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Means over episodes by name (`rewards.metrics`), as recorded and as scored now, and counts of groups.
+    """Means over episodes by name (`rewards.metrics`), as recorded and as rescored, and counts of groups.
 
-    `groups` counts the groups with at least two attempts with a verdict, `flat_before` and `flat_after` those that
-    teach nothing since their rewards are equal, and `another_best` those in which another attempt is now the best.
+    `groups` counts the groups with at least two attempts with a verdict. `flat_before` and `flat_after` count those in
+    which all rewards are equal, so that nothing is learned, and `another_best` those in which another attempt is now
+    best.
     """
 
     before: Mapping[str, float]
@@ -43,20 +44,20 @@ class Comparison:
 
 
 def rescore(entries: Iterable[Entry], scorer: Scorer) -> Iterator[Rescored]:
-    """Yield each group with new scores, computed from what was recorded of it.
+    """Yield each recorded group with new scores.
 
     Attempts replayed from earlier steps are left out. Raises ConfigError if a reward needs a signal that was not
     recorded.
     """
     for entry in entries:
-        if entry.label == REPLAYED:  # attempts of earlier steps, which are scored where they were played
+        if entry.label == REPLAYED:  # attempts of earlier steps, which are scored with the steps that played them
             continue
         (scores,) = scorer([entry.group])
         yield Rescored(entry, tuple(scores))
 
 
 def compare(rescored: Sequence[Rescored]) -> Comparison:
-    """Compare the rewards and rates as recorded with those of the new scores."""
+    """Return a comparison of the recorded rewards and rates with those of the new scores."""
     groups = [item.entry.group for item in rescored]
     sides = [(_totals(item.entry.scores), _totals(item.scores)) for item in rescored]
     sides = [(before, after) for before, after in sides if len(before) > 1 and len(after) > 1]
@@ -71,7 +72,7 @@ def compare(rescored: Sequence[Rescored]) -> Comparison:
 
 
 def collapses(rescored: Sequence[Rescored]) -> Iterator[str]:
-    """Yield what the collapse alarm would have said of the training steps with the new scores."""
+    """Yield the messages that the collapse alarm would have reported for the training steps with the new scores."""
     alarm = CollapseAlarm()
     training = sorted((item for item in rescored if item.entry.phase == "train"), key=lambda item: item.entry.step)
     for step, items in groupby(training, key=lambda item: item.entry.step):
@@ -82,7 +83,7 @@ def collapses(rescored: Sequence[Rescored]) -> Iterator[str]:
 
 
 def lines(rescored: Iterable[Rescored]) -> Iterator[dict[str, Any]]:
-    """Yield each episode as a JSON object: where it stands in the run, and its new score."""
+    """Yield each episode as a JSON object, with its position in the run and its new score."""
     for item in rescored:
         entry = item.entry
         for trajectory, score in zip(entry.group.trajectories, item.scores, strict=True):
@@ -104,12 +105,12 @@ def lines(rescored: Iterable[Rescored]) -> Iterator[dict[str, Any]]:
 
 
 def _totals(scores: Sequence[Score]) -> dict[int, float]:
-    """Return the total of each attempt that counts, by its place in the group."""
+    """Return the total of each attempt that counts, by its index in the group."""
     return {place: score.total for place, score in enumerate(scores) if score.in_baseline and score.outcome is not None}
 
 
 def _another_best(before: Mapping[int, float], after: Mapping[int, float]) -> bool:
-    """Return whether, of the attempts that count both times, none is the best both times."""
+    """Return whether no attempt is best both times, among the attempts that count both times."""
     both = before.keys() & after.keys()
 
     def best(totals: Mapping[int, float]) -> set[int]:

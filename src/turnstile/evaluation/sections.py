@@ -1,4 +1,4 @@
-"""The report's parts that hold figures: headline, gains by kind and package, costs, how to reproduce."""
+"""The report's sections with figures: headline, gains by kind and package, costs, and how to reproduce the run."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from turnstile.evaluation.table import Stages, make_table
 
 Pairs = Sequence[tuple[str, str]]
 LISTED = 20
-"""Alarms and warnings that a report lists."""
+"""Maximum number of alarms and warnings that a report lists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alert:
-    """A line that warns a person; `level` is "warning" or "alarm"."""
+    """A line of warning. `level` is "warning" or "alarm"."""
 
     level: str
     line: str
@@ -41,7 +41,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DividedGain:
-    """The gain by kind of task or by package, the share of training that each had, and how far the intervals reach."""
+    """The gain by kind of task or by package, each one's share of training, and the largest absolute interval end."""
 
     by: Division
     gains: Mapping[str, Interval]
@@ -53,21 +53,21 @@ class DividedGain:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spent:
-    """Seconds by part, and those of the whole, which are fewer if parts run at the same time."""
+    """Seconds by part, and the seconds of the whole, which are fewer if parts run at the same time."""
 
     seconds: Mapping[str, float]
     whole: float
 
 
 def alerts(found: Sequence[Alert]) -> Markup:
-    """List a run's alarms, then its warnings, each line once; at most `LISTED` of them, then a count."""
+    """Render a run's alarms, then its warnings, without duplicates; at most `LISTED` lines, then a count."""
     lines = sorted(dict.fromkeys(found), key=lambda alert: alert.level != "alarm")  # stable: oldest first in a level
     more = f"{len(lines) - LISTED} more are in messages.jsonl." if len(lines) > LISTED else ""
     return render("alerts.html", alerts=lines[:LISTED], more=more)
 
 
 def results(stages: Stages, pairs: Pairs, lines: Sequence[str]) -> Markup:
-    """Show the rates of the first pair, before and after, with how sure each change is, then a table of all rates."""
+    """Render the rates of the first pair, before and after, with the uncertainty of each change, and all rates."""
     changes = []
     if pairs:
         before, after = (stages[name] for name in pairs[0])
@@ -85,7 +85,7 @@ def results(stages: Stages, pairs: Pairs, lines: Sequence[str]) -> Markup:
 
 
 def gains(stages: Stages, pairs: Pairs, training: Mapping[Division, Mapping[str, float]]) -> Markup:
-    """Show the gain of the first pair by kind and by package, and how much of it a sharper prior could be."""
+    """Render the gain of the first pair by kind and by package, and how much of it a sharper prior could explain."""
     if not pairs:
         return Markup()
     before, after = (stages[name] for name in pairs[0])
@@ -118,9 +118,9 @@ def _divide_gain(
 
 
 def costs(timings: Mapping[str, float], memory: Mapping[str, float], metrics: Rows) -> Markup:
-    """Show wall clock and peak memory by phase, then how the time of the training steps was spent.
+    """Render wall-clock time and peak memory by phase, then how the time of the training steps was spent.
 
-    Parts of a step may run at the same time, so their shares are of the steps' own time (`seconds/step`).
+    Parts of a step may run at the same time, so shares are relative to the steps' own time (`seconds/step`).
     """
     spent: dict[str, float] = {}
     for row in metrics:
@@ -134,13 +134,13 @@ def costs(timings: Mapping[str, float], memory: Mapping[str, float], metrics: Ro
 
 
 def reproduce(command: str, recipe: Mapping[str, Any], versions: Mapping[str, str]) -> Markup:
-    """Show the command, the whole recipe and the versions of the run."""
+    """Render the command, the whole recipe and the versions of the run."""
     lines = [(key, json.dumps(value, ensure_ascii=False)) for key, value in _flat(recipe)]
     return render("reproduce.html", command=command, recipe=lines, versions=versions)
 
 
 def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys, as overrides on the command line have them, and their values."""
+    """Yield (dotted key, value) for each value, with keys as in overrides on the command line."""
     for key, value in section.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{key}.")

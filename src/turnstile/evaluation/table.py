@@ -1,4 +1,4 @@
-"""One table of policies against rates, with their paired differences, for the terminal, Markdown and HTML."""
+"""A table of policies and their rates, with paired differences, for the terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from turnstile.evaluation.metrics import (
 )
 
 Stages = Mapping[str, Sequence[EpisodeResult]]
-"""Results by the policy's name, in the order they are shown."""
+"""Results by the policy's name, in the order in which they are shown."""
 
 NOTE = "Brackets: 95 % interval, bootstrap over tasks. A vs B: A - B paired by task, bold where it excludes zero."
 NOTHING = "-"
@@ -33,7 +33,7 @@ NOTHING = "-"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """A value, a smaller line below it, and whether to emphasise it."""
+    """A value, a detail shown smaller below it, and whether to emphasise the value."""
 
     text: str
     detail: str = ""
@@ -42,7 +42,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A policy, or the difference of two."""
+    """The row of a policy, or of the difference between two policies."""
 
     name: str
     cells: tuple[Cell, ...]
@@ -51,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """The content that the functions below render; `columns` names the cells, which follow the policy's name."""
+    """The content of a table. `columns` are the headings of the cells, which follow the policy's name."""
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -61,8 +61,8 @@ class Table:
 def make_table(stages: Stages, pairs: Sequence[tuple[str, str]] = (), *, ks: Sequence[int] | None = None) -> Table:
     """Return the table of all stages, followed by a row (after vs before) for each pair of stage names.
 
-    `ks`: the k of the pass@k columns, which are of the last rate; by default the most samples any task has, without a
-    column if that is one (pass@1 is the rate itself). Raises KeyError for a pair that names no stage.
+    `ks` are the k of the pass@k columns, which use the last rate. The default is the largest number of samples of any
+    task, without a column if that is one (pass@1 is the rate itself). Raises KeyError for a pair that names no stage.
     """
     names = compared_rates(result for results in stages.values() for result in results)
     if names[-1] in NUMBERS:
@@ -79,7 +79,7 @@ def make_table(stages: Stages, pairs: Sequence[tuple[str, str]] = (), *, ks: Seq
 
 
 def number(value: float, *, signed: bool = False, digits: int = 3) -> str:
-    """Return a number as short text: .188, 1.000, +.104; a dash for NaN."""
+    """Return a number as short text, such as .188, 1.000 or +.104; a dash for NaN."""
     if isnan(value):
         return NOTHING
     text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
@@ -87,7 +87,7 @@ def number(value: float, *, signed: bool = False, digits: int = 3) -> str:
 
 
 def bounds(interval: Interval, *, digits: int = 3) -> str:
-    """Return the ends of an interval as text: [.083, .313]; "" without tasks."""
+    """Return the ends of an interval as text, such as [.083, .313]; "" without tasks."""
     if interval.n_tasks == 0:
         return ""
     return f"[{number(interval.low, digits=digits)}, {number(interval.high, digits=digits)}]"
@@ -111,7 +111,7 @@ def to_rich(table: Table) -> RichTable:
 
 
 def to_markdown(table: Table) -> str:
-    """Return the table for a README, in Markdown: one line per policy, intervals in brackets."""
+    """Return the table as Markdown, with one line per policy and intervals in brackets."""
 
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cells) + " |"

@@ -1,4 +1,4 @@
-"""The audit of a run's ledger: is every attempt accounted for, and none trained on too often."""
+"""The audit of a run's ledger, which finds attempts that were lost and attempts that were trained on too often."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from turnstile.records.ledger import OPEN, State, open_ledger
 from turnstile.records.record import read_record
 
 MAX_NAMED = 5
-"""How many attempts a finding lists by name."""
+"""Number of findings that are listed individually."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
     """What the recipe specifies for every step."""
 
-    attempts: int  # groups times attempts
-    passes: int  # how often an attempt may be trained on: epochs * (1 + uses from the replay buffer)
+    attempts: int  # attempts issued per step: groups times group size
+    passes: int  # passes in which an attempt may be trained on: epochs * (1 + uses from the replay buffer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Audit:
-    """The result of an audit. `lost` and `overused` are findings, one a line; a correct run has none."""
+    """The result of an audit. `lost` and `overused` hold one line per finding; a correct run has none."""
 
     committed: int | None  # the step of the last checkpoint that counts
     states: Mapping[State, int]
-    why: Mapping[State, Sequence[tuple[str, int]]]  # reasons of the attempts left out, the most frequent first
+    why: Mapping[State, Sequence[tuple[str, int]]]  # why attempts were left out, the most frequent first
     uses: int
     lost_count: int
     overused_count: int
@@ -42,12 +42,12 @@ class Audit:
 
     @property
     def issued(self) -> int:
-        """All attempts."""
+        """Number of all attempts."""
         return sum(self.states.values())
 
     @property
     def open(self) -> int:
-        """Attempts of steps that are not finished."""
+        """Number of attempts that belong to unfinished steps."""
         return sum(task.open for task in self.tasks)
 
     @property
@@ -57,15 +57,15 @@ class Audit:
 
 
 def audit(run: Path, expected: Expected, *, record: bool = False) -> Audit:
-    """Audit the ledger of a run; with `record` also compare it with the whole record, which takes longer.
+    """Audit the ledger of a run. With `record`, also compare it with the entire record, which takes longer.
 
-    Raises LedgerError if there is no ledger, or it is damaged.
+    Raises LedgerError if there is no ledger or if it is damaged.
     """
     db = open_ledger(run)
     try:
         committed = db.execute("SELECT MAX(step) FROM checkpoints").fetchone()[0]
         states = {State(name): count for name, count in db.execute("SELECT state, COUNT(*) FROM attempts GROUP BY 1")}
-        lost_count, lost = _summarize(_lost(db, committed, expected))
+        lost_count, lost = _summarize(_find_lost(db, committed, expected))
         if record and committed is not None:
             count, lines = _find_unrecorded(db, run, committed)
             lost_count, lost = lost_count + count, [*lost, *lines]
@@ -97,8 +97,8 @@ _NAME = "a.\"group\" || ', attempt ' || a.number"
 Finding = tuple[int, str]
 
 
-def _lost(db: sqlite3.Connection, committed: int | None, expected: Expected) -> Iterable[Finding]:
-    """Yield what is wrong although the checkpoint of step `committed` counts."""
+def _find_lost(db: sqlite3.Connection, committed: int | None, expected: Expected) -> Iterable[Finding]:
+    """Yield findings about attempts that are unaccounted for, although the checkpoint of step `committed` counts."""
     if committed is None:
         return
     places = ", ".join("?" * len(OPEN))
@@ -136,7 +136,10 @@ def _find_overused(db: sqlite3.Connection, expected: Expected) -> Iterable[Findi
 
 
 def _find_unrecorded(db: sqlite3.Connection, run: Path, committed: int) -> tuple[int, list[str]]:
-    """Return the attempts whose tokens differ between ledger and record, or that one of them lacks."""
+    """Return the findings where ledger and record disagree about an attempt's tokens, or one of them lacks the attempt.
+
+    The result is the number of such attempts, and one line for each of the first few.
+    """
     in_ledger = {
         (group, number): tokens
         for group, number, tokens in db.execute(
@@ -161,7 +164,7 @@ def _find_unrecorded(db: sqlite3.Connection, run: Path, committed: int) -> tuple
 
 
 def _summarize(findings: Iterable[Finding]) -> tuple[int, list[str]]:
-    """Return the total of the findings, and the lines of the first ones."""
+    """Return the total number of findings, and the lines of the first ones."""
     everything = list(findings)
     lines = [line for _, line in everything[:MAX_NAMED]]
     if len(everything) > MAX_NAMED:
@@ -170,7 +173,7 @@ def _summarize(findings: Iterable[Finding]) -> tuple[int, list[str]]:
 
 
 def _reasons(db: sqlite3.Connection, state: State) -> list[tuple[str, int]]:
-    """Return the reasons of a state and their counts; of an error only its kind."""
+    """Return the reasons for a state with their counts, the most frequent first. Errors are counted by type."""
     counts: dict[str, int] = {}
     for why, count in db.execute("SELECT why, COUNT(*) FROM attempts WHERE state = ? GROUP BY 1", (state,)):
         reason = why if state is State.GATED_OUT else why.partition(":")[0]

@@ -1,4 +1,4 @@
-"""The final states of a ledger's attempts by step and by task, and which tasks are trained on less than played."""
+"""The final states of a ledger's attempts by step and by task, to show which tasks are trained on less than others."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from numpy.typing import NDArray
 from turnstile.records.ledger import State
 
 BINS = 4
-"""Number of bins of tasks by length and by difficulty, as equal in size as ties allow."""
+"""Number of bins into which tasks are divided, as equal in size as ties allow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Balance:
-    """Counts of some of the attempts by state."""
+    """Counts by state for a subset of the attempts."""
 
     issued: int
     admitted: int
     gated_out: int
     given_up: int
-    finished: int  # played, their step not yet trained
+    finished: int  # played, but not trained on yet
 
     @property
     def settled(self) -> int:
-        """Attempts whose step is finished."""
+        """Number of attempts whose step is finished."""
         return self.admitted + self.gated_out + self.given_up
 
     @property
     def open(self) -> int:
-        """Attempts to be played, being played, or waiting for their step; or lost."""
+        """Number of attempts that are not settled: to be played, being played, waiting for their step, or lost."""
         return self.issued - self.settled
 
 
@@ -41,7 +41,8 @@ class Balance:
 class TaskBalance(Balance):
     """The attempts at one task.
 
-    `turns` and `outcome` are means over the settled ones, None if none of them was played to an end.
+    `turns` is the mean over admitted and gated-out attempts and `outcome` the mean over attempts with an outcome; each
+    is None if there are no such attempts.
     """
 
     task: str
@@ -60,8 +61,8 @@ class StepBalance(Balance):
 class BinShare:
     """A bin of tasks of similar length or difficulty, and its shares of the attempts.
 
-    `of_settled` and `of_admitted` are the bin's shares of all settled attempts and of those trained on. Attempts that
-    are played ahead and not trained yet count in neither.
+    `of_settled` and `of_admitted` are the bin's shares of all settled attempts and of all attempts that were trained
+    on. Attempts that were played ahead but not trained on yet count in neither.
     """
 
     label: str
@@ -100,9 +101,10 @@ def _balance(row: Sequence[Any]) -> dict[str, int]:
 
 
 def bin_shares(tasks: Sequence[TaskBalance], values: Sequence[float | None], unit: str, without: str) -> list[BinShare]:
-    """Return the shares of bins of tasks by `values`, equal values in one bin, tasks without a value in the last one.
+    """Return the shares of bins that group the tasks by `values`.
 
-    A task without settled attempts is in no bin.
+    Tasks with equal values share a bin, and tasks without a value form the last bin, labelled `without`. A task without
+    settled attempts is in no bin.
     """
     known = np.array([value for value in values if value is not None], np.float64)
     ordered: NDArray[np.float64] = np.sort(known)

@@ -1,8 +1,8 @@
-"""The data of `types.py` to JSON and back, without loss.
+"""Lossless conversion of the data types in `types.py` to JSON and back.
 
-What a field holds is read from its type hint, so a new field of a dataclass needs no line here. Arrays keep
-their dtype and shape bit for bit (base64 of their bytes, little-endian); numbers survive because Python
-writes floats with all their digits; NaN and infinities are written as JSON's common extension does.
+The type hints say what a field holds, so a new field of a dataclass needs no code here. Arrays keep their dtype and
+shape exactly (their bytes are stored little-endian in base64), floats keep all their digits, and NaN and infinities use
+Python's extension of JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def encode(value: Any) -> Any:
-    """Return `value` in a form that `json.dumps` takes. Raises TypeError if it has none."""
+    """Return `value` in a form that `json.dumps` accepts. Raises TypeError if it has none."""
     if isinstance(value, Enum):
         return value.value
     if value is None or isinstance(value, str | bool | int | float):
@@ -41,7 +41,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(data: Any, kind: type[T]) -> T:
-    """Return the `kind` that `encode` made `data` from."""
+    """Return the value of type `kind` from which `encode` made `data`."""
     return _decode(data, kind)  # type: ignore[no-any-return]
 
 

@@ -1,8 +1,8 @@
-"""Append-only files of gzip members: each member holds one line of JSON and is either complete or damaged.
+"""Append-only files of gzip members, each holding one line of JSON.
 
-A member ends with gzip's checksum, so damage is detected, and `zcat` reads a file. Damage costs the members that it is
-in and no others: reading continues at the next header. What a killed process left half-written at the end is moved to
-`NAME.damaged` before the next member is written.
+A member ends with gzip's checksum, so damage is detected, and `zcat` can read the file. Damage costs only the members
+that it touches, because reading continues at the next header. A half-written member that a killed process left at the
+end is moved to `NAME.damaged` before the next member is written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 _GZIP = 31  # zlib's window size for "expect a gzip header"
 _HEADER = b"\x1f\x8b\x08"  # gzip, deflated
-_WRITTEN = _HEADER + bytes(5)  # as written here: no flags, no time
+_WRITTEN = _HEADER + bytes(5)  # the header written here, with no flags and no time
 _PIECE = 2**12  # bytes decompressed first; the size doubles for long members
 _log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 class Appender:
     """Appends members to the files of one folder.
 
-    A killed process loses none of them; after `sync` a machine that stops does not either.
+    Appended members survive the death of the process; after `sync` they also survive a crash of the machine.
     """
 
     def __init__(self, folder: Path, *, level: int = -1) -> None:
@@ -38,7 +38,8 @@ class Appender:
     def append(self, path: Path, body: Any) -> None:
         """Append one member that holds `body` as JSON.
 
-        A member that could not be written completely (the disk is full) is moved aside before the next one.
+        If a member could not be written completely, for example because the disk is full, the next call moves it aside
+        first.
         """
         if path not in self._whole:
             _move_torn_end(path)
@@ -48,7 +49,7 @@ class Appender:
         self._whole.discard(path)
         with path.open("ab", buffering=0) as file:
             left = memoryview(data)
-            while left:  # a full disk takes a part, and raises at the next write
+            while left:  # a full disk accepts a part and raises at the next write
                 left = left[file.write(left) :]
         self._whole.add(path)
         self._unsynced.add(path)
@@ -75,20 +76,22 @@ class Damage:
 
     begin: int
     end: int
-    entries: int  # lost in it, at least
+    entries: int  # minimum number of entries lost in it
 
 
 def read_members(path: Path) -> Iterator[Any]:
-    """Return the contents of a file's complete members in order; damage is skipped, with one warning in the log."""
-    members, damages = _members(path.read_bytes())
+    """Return the contents of a file's complete members in order. Damage is skipped, with one warning in the log."""
+    members, damages = _parse_members(path.read_bytes())
     if damages:
         where = ", ".join(str(each.begin) for each in damages)
-        _log.warning("%s: skipped %s (at byte %s); %d are complete", path, _describe(damages), where, len(members))
+        _log.warning(
+            "%s: skipped %s (at byte %s); %d are complete", path, _describe_damage(damages), where, len(members)
+        )
     return (json.loads(text.decode("utf-8", "surrogatepass")) for text in members)
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk."""
+    """Flush a file, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -96,13 +99,13 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _members(data: bytes) -> tuple[list[bytes], list[Damage]]:
-    """Return the complete members, and the damage between them."""
+def _parse_members(data: bytes) -> tuple[list[bytes], list[Damage]]:
+    """Return the complete members, and the damage between or after them."""
     members: list[bytes] = []
     damages: list[Damage] = []
     position = 0
     while position < len(data):
-        member = _member(data, position)
+        member = _parse_member(data, position)
         if member is None:
             begin, position = position, _next_member(data, position + 1)
             damages.append(Damage(begin, position, max(1, data.count(_WRITTEN, begin, position))))
@@ -112,8 +115,8 @@ def _members(data: bytes) -> tuple[list[bytes], list[Damage]]:
     return members, damages
 
 
-def _member(data: bytes, begin: int) -> tuple[bytes, int] | None:
-    """Return the contents of the member at `begin`, and where it ends; None if no complete one begins there."""
+def _parse_member(data: bytes, begin: int) -> tuple[bytes, int] | None:
+    """Return the contents and the end of the member at `begin`, or None if no complete member begins there."""
     unpacker, text, position, size = zlib.decompressobj(wbits=_GZIP), bytearray(), begin, _PIECE
     try:
         while not unpacker.eof:
@@ -128,21 +131,21 @@ def _member(data: bytes, begin: int) -> tuple[bytes, int] | None:
 
 
 def _next_member(data: bytes, begin: int) -> int:
-    """Return where the next complete member begins; the end of the data if there is none."""
-    # Compressed data may contain the header's bytes, so a place counts only if a complete member begins there.
+    """Return the position of the next complete member, or the length of the data if there is none."""
+    # Compressed data may contain the header's bytes, so a match counts only if a complete member begins there.
     while (begin := data.find(_HEADER, begin)) >= 0:
-        if _member(data, begin) is not None:
+        if _parse_member(data, begin) is not None:
             return begin
         begin += 1
     return len(data)
 
 
 def _move_torn_end(path: Path) -> None:
-    """Move what follows the last complete member to the `.damaged` file, so that the next member begins there."""
+    """Move everything after the last complete member to the `.damaged` file, so that the next member can follow it."""
     if not path.exists():
         return
     data = path.read_bytes()
-    _, damages = _members(data)
+    _, damages = _parse_members(data)
     if not damages or damages[-1].end < len(data):
         return
     torn = damages[-1]
@@ -151,10 +154,10 @@ def _move_torn_end(path: Path) -> None:
     flush(_damaged_path(path))
     with path.open("r+b") as file:
         file.truncate(torn.begin)
-    _log.warning("%s: moved %s to %s", path, _describe((torn,)), _damaged_path(path).name)
+    _log.warning("%s: moved %s to %s", path, _describe_damage((torn,)), _damaged_path(path).name)
 
 
-def _describe(damages: Sequence[Damage]) -> str:
+def _describe_damage(damages: Sequence[Damage]) -> str:
     lost, size = sum(each.entries for each in damages), sum(each.end - each.begin for each in damages)
     return f"{lost} damaged or torn {'entry' if lost == 1 else 'entries'} of {size} bytes"
 

@@ -1,8 +1,9 @@
-"""The journal: training episodes turn by turn, written as they are played, so a crash costs only turns in flight.
+"""The journal of training episodes, written turn by turn as they are played, so a crash costs only turns in flight.
 
-`RUN/record/000012-played.jsonl.gz` holds three lines for each turn of step 12 (sampled, action delivered, and completed
-by the answer) and one for each end of an attempt. When an interrupted run resumes, finished attempts are restored from
-here. Once checkpoints hold a step, its record says the same with scores and credit, and its journal is removed.
+`RUN/record/000012-played.jsonl.gz` holds three lines for each turn of step 12 (sampled, action delivered, completed by
+the answer) and one for each end of an attempt. When an interrupted run resumes, finished attempts are restored from
+here. Once a checkpoint covers a step, its record holds the same data with scores and credit, and its journal is
+removed.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ Key = tuple[str, int]
 """(group, attempt): identifies an episode of a run."""
 
 _FILE = re.compile(r"(?P<step>\d{6,})-played\.jsonl\.gz")
-_COMPRESSION_LEVEL = 1  # the files live for a few steps, and every turn waits for the write
+_COMPRESSION_LEVEL = 1  # fast, since every turn waits for the write and the files last only a few steps
 _FIELDS = tuple(each.name for each in fields(Turn))
-_SAMPLED = ("context_ids", "completion", "message", "fresh")  # fields that no later stage changes
+_SAMPLED = ("context_ids", "completion", "message", "fresh")  # fields that later stages do not change
 _FIELDS_OF_STAGE = {
     Stage.SAMPLED: _FIELDS,
     Stage.DELIVERED: ("state_key", "stage"),
@@ -36,11 +37,11 @@ _FIELDS_OF_STAGE = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JournalLine:
-    """One line: a stage of an attempt's turn `number` (from 0), or the attempt's `end`.
+    """One line, for either a stage of an attempt's turn `number` (from 0) or the attempt's `end`.
 
-    `turn` has the fields of `Turn` known since the last stage; `end` is the trajectory without its turns, whose stages
-    are `stages`. An attempt may be played several times, each with a `playing` id of its own, so that lines of one
-    never complete those of another, even if some are lost.
+    `turn` has the fields of `Turn` that became known at this stage. `end` is the trajectory without its turns, and
+    `stages` holds the stages that its turns reached. An attempt may be played several times; each has its own `playing`
+    id, so the lines of one never complete those of another, even if some are lost.
     """
 
     group: str
@@ -53,7 +54,7 @@ class JournalLine:
 
 
 class Journal:
-    """The journal of a run. Several threads may write."""
+    """The journal of a run. Several threads may write to it."""
 
     def __init__(self, run: Path) -> None:
         self._lock = threading.Lock()
@@ -63,7 +64,7 @@ class Journal:
         self._playing: dict[Key, str] = {}
 
     def turn(self, step: int, key: Key, number: int, turn: Turn) -> None:
-        """Write that a turn reached its stage; a newly sampled turn 0 starts the attempt anew for readers."""
+        """Record the stage that a turn has reached. A newly sampled turn 0 starts the attempt afresh."""
         if number == 0 and turn.stage is Stage.SAMPLED:
             self._playing[key] = _new_id()
         known = {name: encode(getattr(turn, name)) for name in _FIELDS_OF_STAGE[turn.stage]}
@@ -72,14 +73,17 @@ class Journal:
         )
 
     def end(self, step: int, trajectory: Trajectory) -> None:
-        """Write the end of an attempt, after all its turns."""
+        """Record the end of an attempt. Requires that its turns were recorded before."""
         bare = replace(trajectory, turns=())
         playing = self._playing.pop(bare.key, None) or _new_id()
         stages = tuple(turn.stage for turn in trajectory.turns)
         self._write(step, JournalLine(group=bare.group, attempt=bare.attempt, playing=playing, end=bare, stages=stages))
 
     def finished_attempts(self, step: int) -> Mapping[Key, Trajectory]:
-        """Return the complete attempts of a step that ended. Raises LedgerError for a file of another version."""
+        """Return the attempts of a step that ended and whose lines are complete.
+
+        Raises LedgerError for a file of another version.
+        """
         path = self._path(step)
         playing: dict[Key, str] = {}
         turns: dict[Key, dict[int, dict[str, JSON]]] = {}
@@ -97,7 +101,7 @@ class Journal:
         return finished
 
     def drop_until(self, step: int) -> None:
-        """Remove the journal of the steps up to this one."""
+        """Remove the journals of all steps up to and including this one."""
         for path in self._folder.iterdir():
             if (match := _FILE.fullmatch(path.name)) and int(match["step"]) <= step:
                 with self._lock:
@@ -127,7 +131,7 @@ def _new_id() -> str:
 
 
 def _complete_turns(turns: Mapping[int, Mapping[str, JSON]], stages: Sequence[Stage]) -> tuple[Turn, ...] | None:
-    """Return the turns of an attempt that reached these stages; None if a line is missing."""
+    """Return the turns of an attempt that reached these stages, or None if a line is missing."""
     complete = []
     for number, stage in enumerate(stages):
         known = turns.get(number, {})

@@ -1,8 +1,8 @@
-"""The ledger: the state of every attempt of a run, and how often each was trained on.
+"""The ledger, which holds the state of every attempt of a run and each use of it in training.
 
 `RUN/ledger.db` is an SQLite database in WAL mode with one row for each attempt, one for each use of an attempt in a
-pass over a training step, and one for each checkpoint that counts. A checkpoint counts once its row is written; when a
-run resumes, everything after the last checkpoint that is intact is undone. Nothing here depends on a clock.
+pass over a training step, and one for each checkpoint that counts. A checkpoint counts once its row is written. When a
+run resumes, everything after the last intact checkpoint is undone. No value in it depends on a clock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class State(StrEnum):
     RUNNING = "running"
     ENV_ERROR = "env_error"  # infrastructure failed; the attempt is played again
     GIVEN_UP = "given_up"  # infrastructure failed, and no retries were left
-    FINISHED = "finished"  # played, its step not yet trained
+    FINISHED = "finished"  # played, but its step not trained yet
     ADMITTED = "admitted"  # trained on
     GATED_OUT = "gated_out"  # left out of training, for the reason in `why`
 
@@ -43,7 +43,7 @@ OPEN = (State.ISSUED, State.RUNNING, State.ENV_ERROR, State.FINISHED)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disposition:
-    """The final state that a step gave an attempt (admitted, given up or gated out), and why."""
+    """The final state of an attempt in its step (admitted, given up or gated out), and the reason."""
 
     key: Key
     state: State
@@ -85,8 +85,8 @@ CREATE TABLE checkpoints (
 class Ledger:
     """Opens or creates the ledger of a run. Raises LedgerError for a file that is not a ledger.
 
-    When a call returns, it survives the death of the process; after `commit` also that of the machine. Several threads
-    may call.
+    Changes survive the death of the process once a call returns, and a crash of the machine once `commit` returns.
+    Several threads may use it.
     """
 
     def __init__(self, run: Path) -> None:
@@ -101,7 +101,7 @@ class Ledger:
             _check(self._db, self._path)
 
     def issue(self, step: int, attempts: Iterable[tuple[Key, str]], finished: Mapping[Key, Trajectory]) -> None:
-        """Record the attempts that a step needs, each with its task, and the results of those that are `finished`."""
+        """Record the attempts that a step needs, each with its task's id, and the results of those in `finished`."""
         rows = list(attempts)
         with self._transaction():
             self._db.executemany(
@@ -114,12 +114,12 @@ class Ledger:
                     self._record_played(finished[key], State.FINISHED, "")
 
     def begin(self, key: Key) -> None:
-        """Record that an attempt is played from its start."""
+        """Record that an attempt has started from its beginning."""
         with self._transaction():
             self._db.execute(f"UPDATE attempts SET state = ?, begun = begun + 1 WHERE {_KEY}", (State.RUNNING, *key))
 
     def end(self, trajectory: Trajectory, *, will_retry: bool) -> None:
-        """Record an attempt's end; `will_retry` if infrastructure failed and it is played once more."""
+        """Record an attempt's end. `will_retry` is true if infrastructure failed and the attempt is played again."""
         state = State.FINISHED
         if trajectory.stop is Stop.ERROR:
             state = State.ENV_ERROR if will_retry else State.GIVEN_UP
@@ -127,7 +127,7 @@ class Ledger:
             self._record_played(trajectory, state, trajectory.error or "")
 
     def finalize(self, step: int, dispositions: Iterable[Disposition], passes: Iterable[Iterable[Key]]) -> None:
-        """Record what a step made of its attempts, and which were trained on in each pass over its rows."""
+        """Record the final states of a step's attempts, and the attempts trained on in each pass over its rows."""
         with self._transaction():
             self._db.executemany(
                 f"UPDATE attempts SET state = ?, why = ?, outcome = ?, settled = ? WHERE {_KEY}",
@@ -140,26 +140,27 @@ class Ledger:
                 )
 
     def commit(self, step: int, digest: str) -> None:
-        """Commit the checkpoint of `step`, whose file list has that digest, and with it everything recorded before.
+        """Commit the checkpoint of `step` and everything recorded before it.
 
-        This one write is the commit point of a step: before it a crash undoes the step, after it the step stands.
+        `digest` is the digest of the checkpoint's list of files. This single write is the commit point of a step: a
+        crash before it undoes the step, and a crash after it does not.
         """
         with self._lock:
-            # FULL for this transaction alone: its fsync carries all earlier ones, which need none of their own.
+            # FULL only for this transaction: its fsync covers all earlier ones, which need none of their own.
             self._db.execute("PRAGMA synchronous = FULL")
             with self._transaction():
                 self._db.execute("INSERT OR REPLACE INTO checkpoints (step, digest) VALUES (?, ?)", (step, digest))
             self._db.execute("PRAGMA synchronous = NORMAL")
 
     def committed(self) -> dict[int, str]:
-        """Return the checkpoints that count: step -> digest."""
+        """Return the digests of the checkpoints that count, by step."""
         with self._lock:
             return dict(self._db.execute("SELECT step, digest FROM checkpoints ORDER BY step").fetchall())
 
     def resume_at(self, step: int) -> None:
         """Undo everything after the checkpoint of `step`.
 
-        Finished attempts wait to be trained on again, all others to be played.
+        Attempts that were finished are kept to be trained on again; all others are to be played again.
         """
         with self._transaction():
             self._db.execute("DELETE FROM checkpoints WHERE step > ?", (step,))
@@ -189,7 +190,7 @@ class Ledger:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Run one transaction, completely or not at all."""
+        """Run the body as one transaction, which takes effect completely or not at all."""
         with self._lock, _translate_errors(self._path):
             self._db.execute("BEGIN IMMEDIATE")
             with self._db:  # commits, or rolls back
@@ -200,7 +201,7 @@ _KEY = '"group" = ? AND number = ?'
 
 
 def open_ledger(run: Path) -> sqlite3.Connection:
-    """Open the ledger of a run for reading. Raises LedgerError if there is none, or it is damaged."""
+    """Open the ledger of a run for reading. Raises LedgerError if there is none or if it is damaged."""
     path = Path(run) / FILE
     if not path.is_file():
         raise LedgerError(f"run {str(run)!r} has no {FILE}; give the folder of a run that was trained, like runs/NAME")
@@ -221,7 +222,7 @@ def _check(db: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def _translate_errors(path: Path) -> Iterator[None]:
-    """Raise SQLite's errors as LedgerError with the file's name, and a full disk as OSError."""
+    """Convert SQLite's errors to LedgerErrors that name the file, and a full disk to OSError."""
     try:
         yield
     except sqlite3.Error as error:

@@ -1,8 +1,8 @@
-"""The record of every episode: what was shown, sampled, granted, withheld, credited and trained.
+"""The record of every episode: its contexts, sampled tokens, rewards granted and withheld, credit and training.
 
-It is in `RUN/record/`, one append-only file for each step and phase. Each entry is a gzip member of its own
-(`gzip_log.py`), so a process killed in the middle of a write costs that entry and no other. A machine that stops costs
-no entry written before the last `Recorder.sync`.
+It is in `RUN/record/`, with one append-only file for each step and phase. Each entry is a gzip member of its own
+(`gzip_log.py`), so a process killed during a write loses only that entry. A crash of the machine loses no entry written
+before the last `Recorder.sync`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from turnstile.types import F32, Group, Score
 
 Phase = Literal["warmstart", "train", "eval"]
 PerToken = tuple[tuple[F32, ...], ...]
-"""[trajectory][turn] -> f32[n], for the sampled tokens of one group."""
+"""[trajectory][turn] -> f32[n], one value per sampled token of a group."""
 
 WEIGHT, LOGPROB = "weight", "logprob"
 """Names in `Entry.trained`: each token's weight in the loss, and its log-probability before the update.
 
-Further arrays may have names of their own.
+Other names may be added.
 """
 
 REHEARSAL, REPLAYED = "rehearsal", "again"
-"""Labels: of samples stored before the first step, and of replayed attempts of earlier steps."""
+"""Labels of samples stored before the first step, and of replayed attempts of earlier steps."""
 
 _FILE = re.compile(r"(?P<step>\d{6,})-(?P<phase>[a-z]+)(?:-(?P<label>[\w.]+))?\.jsonl\.gz")
 
@@ -38,8 +38,8 @@ _FILE = re.compile(r"(?P<step>\d{6,})-(?P<phase>[a-z]+)(?:-(?P<label>[\w.]+))?\.
 class Entry:
     """One group as it was played, scored and trained. `label` distinguishes evaluations of one step.
 
-    `scores` are in the order of the group's trajectories; `advantages` and each array of `trained` are
-    [trajectory][turn] -> f32[n]; None and {} if the group was not trained on.
+    `scores` are in the order of the group's trajectories. `advantages` and each array of `trained` are
+    [trajectory][turn] -> f32[n]; they are None and {} if the group was not trained on.
     """
 
     step: int
@@ -64,7 +64,7 @@ class Entry:
 
 
 def label_of(name: str) -> str:
-    """Return the label for an evaluation of that name: characters unfit for a file name are replaced."""
+    """Return the label for an evaluation with this name. Characters unfit for a file name are replaced."""
     return re.sub(r"[^\w.]+", "_", name)[-100:]
 
 
@@ -87,10 +87,10 @@ class Recorder:
         *,
         label: str = "",
     ) -> None:
-        """Append one group, which a killed process does not lose (see `sync` for a machine that stops).
+        """Append one group. It survives the death of the process; see `sync` for a crash of the machine.
 
-        Writing a group of the same step, phase and label again replaces it for readers. Raises ValueError if the arrays
-        do not fit the group.
+        Readers see only the last of several writes of a group with the same step, phase and label. Raises ValueError if
+        the arrays do not fit the group.
         """
         entry = Entry(
             step=step,
@@ -104,7 +104,7 @@ class Recorder:
         self._appender.append(self._folder / _file_name(step, phase, label), encode(entry))
 
     def drop(self, step: int, phase: Phase, label: str) -> None:
-        """Remove the record of a step and phase under a label."""
+        """Remove the record of a step, phase and label."""
         self._appender.remove(self._folder / _file_name(step, phase, label))
 
     def sync(self) -> None:
@@ -112,7 +112,7 @@ class Recorder:
         self._appender.sync()
 
     def resume_at(self, step: int) -> None:
-        """Remove what was recorded after `step`, the last one that counts; it will be recorded again."""
+        """Remove everything recorded after `step`, from which the run resumes; it will be recorded again."""
         for path, file_step, _, _ in _files(self._folder):
             if file_step > step:
                 self._appender.remove(path)
@@ -121,10 +121,11 @@ class Recorder:
 def read_record(
     run: Path, *, phase: Phase | None = None, step: int | None = None, label: str | None = None
 ) -> Iterator[Entry]:
-    """Return the entries of a run by step, each group of a step, phase and label once; None means all.
+    """Return the entries of a run in the order of steps, each group of a step, phase and label once.
 
-    `label` may also be the name of an evaluation. Damaged entries (the writer was killed, a byte was changed) are
-    skipped with one warning for each file in the log. Raises TurnstileError if the run has no record.
+    A filter that is None accepts everything. `label` may also be the name of an evaluation. Damaged entries, such as
+    those of a killed writer, are skipped with one warning per file in the log. Raises TurnstileError if the run has no
+    record.
     """
     folder = Path(run) / "record"
     if not folder.is_dir():
@@ -140,7 +141,7 @@ def _read(folder: Path, phase: str | None, step: int | None, label: str | None) 
 
 
 def _files(folder: Path) -> list[tuple[Path, int, str, str]]:
-    """Return (path, step, phase, label) of each file in the order of a run: a step is evaluated after it is trained."""
+    """Return (path, step, phase, label) of each file, ordered by step and within a step as in `Phase`."""
     order = {name: index for index, name in enumerate(get_args(Phase))}
     files = [
         (path, int(match["step"]), match["phase"], match["label"] or "")

@@ -1,7 +1,8 @@
-"""The first difference between two runs' records: the step, and what differs first in it.
+"""The first difference between two runs' records: its step, and what differs first in that step.
 
 Everything that determines a run is compared: the tasks drawn, then each attempt turn by turn (tokens shown,
-log-probabilities, tokens sampled, answers), then scores, advantages, and what the update saw. Times are not.
+log-probabilities, tokens sampled, answers), then scores, advantages, and the data of the update. Times are not
+compared.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from turnstile.types import F32, Score, Trajectory, Turn
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordDifference:
-    """The first difference: `what` at `step`. `others` counts further attempts (or groups) of that step that differ."""
+    """The first difference: `what` differs at `step`. `others` is the number of further differences in that step."""
 
     step: int
     what: str
@@ -35,9 +36,9 @@ class RecordDifference:
 
 
 def first_difference(one: Path, other: Path) -> RecordDifference | int:
-    """Return the first difference of two runs' records, or the last step up to which they are equal.
+    """Return the first difference between two runs' records, or the last step up to which they are equal.
 
-    If one run has more steps, those of both are compared. Raises TurnstileError for a run without a record.
+    If one run has more steps, only the steps of both are compared. Raises TurnstileError for a run without a record.
     """
     last = 0
     for first, second in zip(_steps(one), _steps(other), strict=False):
@@ -48,14 +49,14 @@ def first_difference(one: Path, other: Path) -> RecordDifference | int:
 
 
 def _steps(run: Path) -> Iterator[tuple[int, list[Entry]]]:
-    """Yield the groups of each trained step, sorted by id; the warm start counts as step 0."""
+    """Yield each trained step with its groups in the order they were drawn. The warm start counts as step 0."""
     entries = (entry for entry in read_record(run) if entry.phase != "eval")
     for step, group in groupby(entries, key=lambda entry: entry.step):
-        yield step, sorted(group, key=_order)
+        yield step, sorted(group, key=_sort_key)
 
 
-def _order(entry: Entry) -> tuple[Any, ...]:
-    """Return the sort key of an entry: numbers in group ids count as numbers, as the groups were drawn."""
+def _sort_key(entry: Entry) -> tuple[Any, ...]:
+    """Return the sort key of an entry: the parts of its group's id, with numbers compared as numbers."""
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in entry.group.id.split("/"))
 
 
@@ -81,7 +82,7 @@ Diffs = Iterator[tuple[str, str]]
 
 
 def _play_diffs(first: Entry, second: Entry) -> Diffs:
-    if not _same(first.group.task, second.group.task):
+    if not _equal_as_recorded(first.group.task, second.group.task):
         yield "the task's contents", first.group.id
     for a, b in zip_longest(first.group.trajectories, second.group.trajectories):
         where = f"{first.group.id}, attempt {(a or b).attempt}"
@@ -97,7 +98,7 @@ def _attempt_difference(a: Trajectory, b: Trajectory) -> tuple[str, str] | None:
             return difference[0], f", turn {number}{difference[1]}"
     if len(a.turns) != len(b.turns) or a.stop is not b.stop:
         return f"the ends ({a.stop.value} after {len(a.turns)} turns, {b.stop.value} after {len(b.turns)})", ""
-    if not _same(a.signals, b.signals):
+    if not _equal_as_recorded(a.signals, b.signals):
         return "the final measurements", _first_differing_key(a.signals, b.signals)
     return None
 
@@ -122,14 +123,14 @@ def _turn_difference(a: Turn, b: Turn) -> tuple[str, str] | None:
         ("the turn's signals", a.signals, b.signals),
         ("the environment's states", a.state_key, b.state_key),
     ):
-        if not _same(first, second):
+        if not _equal_as_recorded(first, second):
             return what, ""
     return None
 
 
 def _score_diffs(first: Entry, second: Entry) -> Diffs:
     for trajectory, a, b in zip(first.group.trajectories, first.scores, second.scores, strict=True):
-        if not _same(a, b):
+        if not _equal_as_recorded(a, b):
             yield f"the scores ({_total(a)}, {_total(b)})", f"{first.group.id}, attempt {trajectory.attempt}"
 
 
@@ -151,7 +152,7 @@ def _training_diffs(first: Entry, second: Entry) -> Diffs:
 
 def _array_diffs(what: str, entry: Entry, first: Sequence[Sequence[F32]], second: Sequence[Sequence[F32]]) -> Diffs:
     for index, trajectory in enumerate(entry.group.trajectories):
-        a, b = (side[index] if side else () for side in (first, second))  # empty if it was not trained on
+        a, b = (side[index] if side else () for side in (first, second))  # empty if the group was not trained on
         nothing = np.empty(0, np.float32)
         for number, (x, y) in enumerate(zip_longest(a, b, fillvalue=nothing)):
             if (token := _first_index(x, y)) is not None:
@@ -159,17 +160,17 @@ def _array_diffs(what: str, entry: Entry, first: Sequence[Sequence[F32]], second
                 break
 
 
-def _same(a: Any, b: Any) -> bool:
-    """Return whether two values are recorded alike; NaN equals NaN."""
+def _equal_as_recorded(a: Any, b: Any) -> bool:
+    """Return whether two values have the same recorded form. NaN equals NaN."""
     return json.dumps(encode(a), sort_keys=True) == json.dumps(encode(b), sort_keys=True)
 
 
 def _first_index(a: np.ndarray, b: np.ndarray) -> int | None:
-    """Return the first index at which two arrays differ bit for bit; NaN equals NaN."""
+    """Return the first index at which two arrays differ, or None if they are equal. NaN equals NaN."""
     both = min(len(a), len(b))
     differ = np.flatnonzero(~((a[:both] == b[:both]) | ((a[:both] != a[:both]) & (b[:both] != b[:both]))))
     return int(differ[0]) if len(differ) else None if len(a) == len(b) else both
 
 
 def _first_differing_key(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    return next((f", {key}" for key in sorted({*a, *b}) if not _same(a.get(key), b.get(key))), "")
+    return next((f", {key}" for key in sorted({*a, *b}) if not _equal_as_recorded(a.get(key), b.get(key))), "")

@@ -14,9 +14,9 @@ from turnstile.types import F32, Stop, Task, Trajectory
 def exact(
     task: Task, trajectory: Trajectory, *, key: str = "answer", pattern: str = "", ignore_case: bool = True
 ) -> float | None:
-    """1 if the last message is the task's answer, `task.data[key]`, else 0; spaces at the ends do not count.
+    """Return 1 if the last message is the task's answer, `task.data[key]`, else 0. Outer whitespace is ignored.
 
-    `pattern` finds the answer in the message: its last match that is not empty, or that match's first group. None if
+    `pattern` finds the answer in the message: it is the last non-empty match, or the first group of that match. None if
     infrastructure failed. Raises ConfigError if the task has no such answer, or `pattern` is not a regular expression.
     """
     if trajectory.stop is Stop.ERROR:
@@ -34,7 +34,7 @@ def exact(
 
 
 def regex(task: Task, trajectory: Trajectory, *, pattern: str) -> float | None:
-    """1 if `pattern` is found in the last message, else 0; None if infrastructure failed.
+    """Return 1 if `pattern` is found in the last message, else 0; None if infrastructure failed.
 
     Raises ConfigError if `pattern` is not a regular expression.
     """
@@ -45,9 +45,9 @@ def regex(task: Task, trajectory: Trajectory, *, pattern: str) -> float | None:
 
 
 def well_formed(task: Task, trajectory: Trajectory, *, pattern: str, malus: NonNegativeFloat = 0.0) -> F32:
-    """1 for a turn whose whole message matches `pattern`, `-malus` for any other, f32[K].
+    """Return 1 for each turn whose whole message matches `pattern`, and `-malus` for any other, f32[K].
 
-    Spaces at the ends do not count. Raises ConfigError if `pattern` is not a regular expression.
+    Outer whitespace is ignored. Raises ConfigError if `pattern` is not a regular expression.
     """
     matches = compile_pattern("format", pattern).fullmatch
     hits = [bool(matches(turn.message.content.strip())) for turn in trajectory.turns]
@@ -55,7 +55,7 @@ def well_formed(task: Task, trajectory: Trajectory, *, pattern: str, malus: NonN
 
 
 def compile_pattern(kind: str, pattern: str) -> re.Pattern[str]:
-    """Compile a pattern in which a dot is any character. Raises ConfigError if it is not a regular expression."""
+    """Compile a pattern in which a dot matches any character. Raises ConfigError if it is not a regular expression."""
     try:
         return re.compile(pattern, re.DOTALL)
     except re.error as error:

@@ -1,8 +1,8 @@
 """The types of rewards, terms and gates.
 
-A *term* is one named reward at one level. Levels are priorities: the outcome stands at the highest. A reward
-function is pure: it reads what was recorded (`Task`, `Trajectory`) and nothing else, so a run can be scored
-again from its record without a sandbox.
+A *term* is one named reward at one level. Levels are priorities, and the outcome has the highest. A reward function is
+pure: it reads only what was recorded (`Task`, `Trajectory`), so a run can be scored again from its record without a
+sandbox.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from turnstile.errors import ConfigError
 from turnstile.types import F32, Task, Trajectory
 
 EpisodeReward = Callable[[Task, Trajectory], float | None]
-"""A terminal reward; None where infrastructure failed."""
+"""A terminal reward; None if infrastructure failed."""
 
 TurnReward = Callable[[Task, Trajectory], Sequence[float] | F32]
 """A reward for each of the K turns."""
@@ -28,7 +28,7 @@ Compare = Literal["gt", "ge"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Threshold:
-    """The threshold that a term's value must pass for the levels below it to count."""
+    """The threshold that a term's value must pass for terms of lower levels to count."""
 
     value: float
     compare: Compare = "gt"
@@ -41,8 +41,8 @@ class Threshold:
 class Term:
     """One named reward.
 
-    Terms of a higher `level` gate those of lower ones. `scope` says whether `function` gives one number per episode or
-    one per turn. With `gate` None the term holds nothing back.
+    Terms of a higher `level` gate those of lower levels. `scope` says whether `function` gives one number per episode
+    or one per turn. A term whose `gate` is None withholds nothing.
     """
 
     name: str
@@ -55,8 +55,9 @@ class Term:
     def values(self, task: Task, trajectory: Trajectory) -> NDArray[np.float64] | None:
         """Return the reward before weighting, f64[1] for an episode term, f64[K] for a turn term.
 
-        It is None without a verdict. A turn term judges only the turns that the environment answered; an unanswered
-        turn gets 0. Raises ConfigError if the function returns anything else, or a number that is not finite.
+        It is None if there is no verdict. A turn term judges only the turns that the environment answered; an
+        unanswered turn gets 0. Raises ConfigError if the function returns anything else, or a number that is not
+        finite.
         """
         judged = trajectory.without_open_turn if self.scope == "turn" else trajectory
         raw = self.function(task, judged)

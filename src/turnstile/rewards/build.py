@@ -33,7 +33,7 @@ Scope = Literal["episode", "turn"]
 
 
 class Compose(Protocol):
-    """(terms, task, trajectory) -> Score: how the terms become one reward."""
+    """The composition (terms, task, trajectory) -> Score of the terms into one reward."""
 
     def __call__(self, terms: Sequence[Term], task: Task, trajectory: Trajectory) -> Score: ...
 
@@ -48,12 +48,12 @@ def make_term(
     gate: Threshold | None = None,
     scope: Scope | None = None,
 ) -> Term:
-    """Make a term; `kind` is a name of the reward table, `package.module:function`, or a function itself.
+    """Make a term. `kind` is a name in the reward table, `package.module:function`, or a function itself.
 
     `scope` defaults to what the function's return annotation says (a number: episode; a sequence or an array: turn),
-    and to "episode" without an annotation. A function that takes `name` is given the term's. Raises ConfigError for an
-    unknown kind or knob, naming the nearest known one: a knob of the function, or one of the parameters here that every
-    term has.
+    and to "episode" without an annotation. A function with a parameter `name` is given the term's name. Raises
+    ConfigError for an unknown kind or knob, naming the nearest known one, which may be a knob of the function or a
+    parameter of every term.
     """
     function = resolve("reward", kind) if isinstance(kind, str) else kind
     label = kind if isinstance(kind, str) else getattr(kind, "__name__", "function")
@@ -73,7 +73,7 @@ def make_term(
 
 
 def _check_knobs(function: Callable[..., Any], label: str, name: str, knobs: dict[str, Any]) -> dict[str, Any]:
-    """Return the knobs to bind, after checking them against the signature."""
+    """Return the knobs to bind, after checking them against the function's signature."""
     parameters = list(inspect.signature(function).parameters.values())
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     known = [p.name for p in parameters[2:] if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -114,7 +114,7 @@ def _scope(function: Callable[..., Any], label: str) -> Scope:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scorer:
-    """Scores groups: composes the terms, then applies the table of stops. Pure, so a record can be scored again."""
+    """Scores groups: composes the terms, then applies the stop rules. Pure, so a record can be scored again."""
 
     terms: tuple[Term, ...]
     compose: Compose = gated

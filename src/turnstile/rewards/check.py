@@ -24,16 +24,18 @@ from turnstile.types import Score, Stop, Task, Trajectory
 def check_rewards(
     terms: Sequence[Term], task: Task, trajectory: Trajectory, compose: Compose = gated
 ) -> dict[int, str]:
-    """Return which of the invariants 1, 2, 4, 5 and 6 terms and their composition break: number -> a counterexample.
+    """Return which of the invariants 1, 2, 4, 5 and 6 the composed terms break, each with a counterexample.
 
-    `trajectory` must have at least two turns, and its environment must have recorded what the terms read.
+    `trajectory` must have at least two turns, and must contain the signals that the terms read.
     """
     broken: dict[int, str] = {}
     plain = compose(terms, task, trajectory)
-    if not _same(plain, compose(terms, task, with_observations(trajectory, extra=4))):
+    if not _equal_scores(plain, compose(terms, task, with_observations(trajectory, extra=4))):
         broken[1] = "more observation tokens changed a reward"
     elsewhere = replace(trajectory, attempt=trajectory.attempt + 1)
-    if not _same(plain, compose(terms, task, elsewhere)) or not _same(plain, compose(terms, task, trajectory)):
+    if not _equal_scores(plain, compose(terms, task, elsewhere)) or not _equal_scores(
+        plain, compose(terms, task, trajectory)
+    ):
         broken[2] = "a reward depends on the attempt's number or on when it is computed"
     failure = compose(terms, task, replace(trajectory, stop=Stop.ERROR, error="the sandbox died"))
     if failure.outcome is not None or failure.in_baseline or failure.in_gradient or failure.total != 0.0:
@@ -48,7 +50,7 @@ def check_rewards(
     return broken
 
 
-def _same(a: Score, b: Score) -> bool:
+def _equal_scores(a: Score, b: Score) -> bool:
     return (
         a.outcome == b.outcome
         and a.total == b.total

@@ -12,29 +12,29 @@ from turnstile.types import F32, Score, Stop, Task, Trajectory
 
 
 def gated(terms: Sequence[Term], task: Task, trajectory: Trajectory) -> Score:
-    """Gated reward accumulation (G-RA, arXiv 2508.10548): R = sum_l m_l R_l.
+    """Return the score by gated reward accumulation (G-RA, arXiv 2508.10548): R = sum_l m_l R_l.
 
-    R_l is the weighted sum of the terms of level l, and m_l = 1 iff every term of every level above l that has a gate
-    passes its own threshold.
+    R_l is the weighted sum of the terms of level l, and m_l = 1 iff every term with a gate on a level above l passes
+    its own threshold.
 
-    The terms of the highest level are always granted: its episode terms are the outcome. Everything else is a step
-    reward: a turn term of any level adds to r_t of its turn, an episode term of a lower level adds to the last turn, so
-    that total = outcome + sum_t r_t (an episode without turns has no place for it). A gate compares the reward before
-    weighting; that of a turn term is its sum over the turns.
+    The terms of the highest level are always granted; its episode terms are the outcome. All other terms are step
+    rewards. A turn term of any level adds to r_t of its turn, and an episode term of a lower level adds to the last
+    turn, so that total = outcome + sum_t r_t (in an episode without turns such a term is lost). A gate compares the
+    reward before weighting; for a turn term it compares the sum over the turns.
 
-    If infrastructure failed (`Stop.ERROR`, or a term without a verdict) the outcome is None and the trajectory is out
-    of both the baseline and the gradient.
+    If infrastructure failed (`Stop.ERROR`, or a term without a verdict), the outcome is None and the trajectory counts
+    neither in the baseline nor in the gradient.
     """
     return _compose(terms, task, trajectory, obey=True)
 
 
 def direct(terms: Sequence[Term], task: Task, trajectory: Trajectory) -> Score:
-    """Direct reward accumulation (D-RA, arXiv 2508.10548): R = sum_l R_l; like `gated` with every gate open."""
+    """Return the score by direct reward accumulation (D-RA, arXiv 2508.10548): R = sum_l R_l, with all gates open."""
     return _compose(terms, task, trajectory, obey=False)
 
 
 def sum_terms(by_term: Mapping[str, F32], length: int) -> F32:
-    """Return r_t of each of the `length` turns, the sum of the terms' rewards, f32[K]."""
+    """Return r_t of each of the `length` turns, which is the sum of the terms' rewards, f32[K]."""
     total = np.zeros(length, dtype=np.float64)
     for values in by_term.values():
         total += values
@@ -42,7 +42,7 @@ def sum_terms(by_term: Mapping[str, F32], length: int) -> F32:
 
 
 def failure_score(trajectory: Trajectory) -> Score:
-    """Return the score of an infrastructure failure: no reward, and out of both the baseline and the gradient."""
+    """Return the score of an infrastructure failure, without reward and excluded from baseline and gradient."""
     turn = np.zeros(len(trajectory.turns), dtype=np.float32)
     return Score(outcome=None, turn=turn, total=0.0, in_baseline=False, in_gradient=False)
 
@@ -70,7 +70,7 @@ def _compose(terms: Sequence[Term], task: Task, trajectory: Trajectory, *, obey:
     top = max(term.level for term in terms)
     length = len(trajectory.turns)
     outcome = 0.0
-    stepwise = 0.0  # of what is granted, before it is rounded to float32, so that equal totals are equal
+    stepwise = 0.0  # sum of granted rewards before rounding to float32, so that equal totals are equal
     granted: dict[str, F32] = {}
     withheld: dict[str, F32] = {}
     withheld_by: dict[str, tuple[str, ...]] = {}

@@ -1,4 +1,4 @@
-"""Step rewards for what happened: declared intentions, states met for the first time, and automata over events."""
+"""Step rewards for events: declared intentions, states visited for the first time, and automata over events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turnstile.types import F32, Task, Trajectory
 
 
 def tags(task: Task, trajectory: Trajectory, *, rewards: Mapping[str, float], signal: str = "tag") -> F32:
-    """The reward of each turn's declared tag, f32[K]; 0 for a tag that is not in `rewards` (RLVMR, arXiv 2507.22844).
+    """Return the reward of each turn's declared tag, f32[K], 0 if it is not in `rewards` (RLVMR, arXiv 2507.22844).
 
     The tag (planning, exploring, reflecting ...) is what the environment or the parser recorded as the turn's `signal`.
     Raises ConfigError if a turn did not record one.
@@ -26,11 +26,12 @@ def tags(task: Task, trajectory: Trajectory, *, rewards: Mapping[str, float], si
 
 
 def novelty(task: Task, trajectory: Trajectory, *, form: Literal["first", "count"] = "first") -> F32:
-    """A reward for turns that lead to states new to the episode, f32[K].
+    """Return a reward for each turn that leads to a state new to the episode, f32[K].
 
-    `first`: 1 if the state is met for the first time, else 0. `count`: 1/sqrt(n) if it is met for the nth time (the
-    episodic count of RIDE, arXiv 2002.12292). The state is the environment's `state_key`. No turn led to the first one;
-    the one after the last turn is unknown and gives 0, as does a state without a key.
+    With `first` it is 1 if the state is visited for the first time, else 0. With `count` it is 1/sqrt(n) at the nth
+    visit (the episodic count of RIDE, arXiv 2002.12292). States are identified by the environment's `state_key`. The
+    initial state counts as visited before the first turn. A turn gets 0 if the state after it has no key or, like that
+    after the last turn, is unknown.
     """
     if form not in ("first", "count"):
         raise ConfigError(f"reward 'novelty': form = {form!r} is not known; {nearest(str(form), ('first', 'count'))}")
@@ -52,18 +53,18 @@ def reward_machine(
     start: str = "start",
     signal: str = "command",
 ) -> F32:
-    """The rewards of an automaton that reads one event per turn, f32[K] (reward machines, Toro Icarte et al. 2018).
+    """Return the rewards of an automaton that reads one event per turn, f32[K] (Toro Icarte et al. 2018).
 
-    `states[state][event] = [next state, reward]`; an event that a state does not name changes nothing and gives 0. The
-    event is the turn's `signal`. So a reward can require an order of events, and pays for each transition as often as
-    the automaton takes it. In a recipe:
+    `states[state][event] = [next state, reward]`. The event is the turn's `signal`; one that the state does not name
+    changes nothing and gives 0. The automaton can require an order of events, and pays for a transition each time it
+    is taken. In a recipe:
 
         [rewards.terms.states]
         start = { tests = ["seen", 0.1] }
         seen = { edit = ["edited", 0.1] }
         edited = { tests = ["done", 0.3] }
 
-    Raises ConfigError for a table of another shape, and if a turn did not record the signal.
+    Raises ConfigError for a table of another form, or if a turn did not record the signal.
     """
     for state, events in states.items():
         moves = events.items() if isinstance(events, Mapping) else [("", events)]

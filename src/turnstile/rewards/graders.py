@@ -1,8 +1,8 @@
-"""Graders: they examine played episodes once, before these are scored, and what they find is recorded.
+"""Graders, which examine played episodes once, before they are scored, and record their findings.
 
-Rewards are functions of recorded signals. What needs more than one episode, a memory or another model is left to a
-grader: it writes its findings into the signals of a trajectory or of its turns, so that a run can be scored again from
-its record, without a judge, a server or the state of that time.
+Rewards are functions of recorded signals. Whatever needs several episodes, a memory or another model is left to a
+grader. It writes its findings into the signals of a trajectory or of its turns, so that a run can be scored again from
+its record, without a judge, a server or the grader's state at that time.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from turnstile.types import JSON, Group, Trajectory
 class Grader(Protocol):
     """Adds signals to played groups.
 
-    It is shown every group once: those of a training step, or (`step` None) those of an evaluation or of
+    It is given every group once: the groups of a training step, or (with `step` None) groups of an evaluation or of
     demonstrations, from which it must not learn.
 
-    What it remembers is its `state`, JSON that goes into the checkpoint. An episode that infrastructure ended has
-    nothing to examine and stays as it is; if the grader has no verdict of its own, the signal is None.
+    Its memory is its `state`, JSON that goes into the checkpoint. It leaves an episode in which infrastructure failed
+    unchanged. If the grader itself reaches no verdict, the signal is None.
 
-    A class that needs something of tasks may have a method `check(task)`, which raises ConfigError if it is missing. It
-    is called with every task before a model is loaded, on an instance that is given None for a model.
+    A class that requires something of tasks may have a method `check(task)` that raises ConfigError if it is missing.
+    It is called with every task before a model is loaded, on an instance that was given None in place of a model.
     """
 
     async def grade(self, groups: Sequence[Group], step: int | None) -> list[Group]: ...
@@ -37,25 +37,25 @@ class Grader(Protocol):
 
 
 class Stateless:
-    """The part of a grader that remembers nothing and has nothing to release."""
+    """A base class for graders that remember nothing and have nothing to release."""
 
     def state(self) -> dict[str, Any]:
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Do nothing: there is no state."""
+        """Do nothing, since there is no state."""
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Do nothing, since there is nothing to release."""
 
 
 def with_signals(trajectory: Trajectory, **signals: JSON) -> Trajectory:
-    """Return the trajectory with further signals of its episode."""
+    """Return the trajectory with these signals added to those of the episode."""
     return replace(trajectory, signals={**trajectory.signals, **signals})
 
 
 class Clock(Stateless):
-    """Writes training_step, the number of the training step that an episode belongs to; None outside of training."""
+    """Writes training_step, the number of the training step that an episode belongs to, or None outside training."""
 
     async def grade(self, groups: Sequence[Group], step: int | None) -> list[Group]:
         return [

@@ -1,4 +1,4 @@
-"""Rewards from a judge's verdicts, the signals that the graders of the same names write."""
+"""Rewards from judges' verdicts, which are the signals that the graders of the same names write."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from turnstile.types import Stop, Task, Trajectory
 
 
 def judge(task: Task, trajectory: Trajectory, *, signal: str = "judge") -> float | None:
-    """The score in [0, 1] that a language model gave the episode. It says why before it scores (after Think-RM).
+    """Return the score in [0, 1] that a language model gave the episode, after stating its reasons (as in Think-RM).
 
-    It is the signal that the grader `judge` writes. None, never 0, if infrastructure failed or the judge gave no
-    verdict. Raises ConfigError if the signal is missing, or is not a number in [0, 1].
+    The score is the signal that the grader `judge` writes. None, never 0, if infrastructure failed or the judge gave no
+    verdict. Raises ConfigError if the signal is missing or is not a number in [0, 1].
     """
-    return _share(trajectory, signal, "judge")
+    return _recorded_fraction(trajectory, signal, "judge")
 
 
 def pairwise_judge(task: Task, trajectory: Trajectory, *, signal: str = "pairwise_judge") -> float | None:
-    """The share of comparisons with the other attempts that the episode won, in [0, 1]; a tie counts half.
+    """Return the share of comparisons with the other attempts that the episode won, in [0, 1]. A tie counts half.
 
-    A language model compares. Within a group the shares average 1/2 (pairwise preferences as the reward, after
-    Think-RM). It is the signal that the grader `pairwise_judge` writes. None and errors as for `judge`.
+    A language model makes the comparisons, and the shares average 1/2 within a group (pairwise preferences as the
+    reward, after Think-RM). The share is the signal that the grader `pairwise_judge` writes. None and errors as for
+    `judge`.
     """
-    return _share(trajectory, signal, "pairwise_judge")
+    return _recorded_fraction(trajectory, signal, "pairwise_judge")
 
 
 def rubric(
@@ -37,18 +38,18 @@ def rubric(
     key: str = "",
     signal: str = "rubric",
 ) -> float | None:
-    """The weighted scores s_i of criteria: sum of w_i s_i / sum of the positive w_i, at least 0.
+    """Return the weighted score of criteria, sum of w_i s_i / sum of the positive w_i, or 0 if that is negative.
 
-    After RGR-GRPO and RuscaRL. A language model gave the s_i, in [0, 1]. Each criterion weighs 1 unless `weights` says
-    otherwise, or the task's own `data[key]` (name -> number) if it has that; a criterion that should not hold has a
-    negative weight. The scores are the signal that the grader `rubric` writes. None and errors as for `judge`;
-    ConfigError also for a weight of a criterion that does not exist, and if no weight is positive.
+    After RGR-GRPO and RuscaRL. A language model gave the s_i, in [0, 1]. Each criterion has weight 1 unless `weights`
+    gives another, or the task's own `data[key]` (name -> number) if the task has it. A criterion that should not be met
+    has a negative weight. The scores are the signal that the grader `rubric` writes. None and errors as for `judge`;
+    ConfigError also for a weight of an unknown criterion, and if no weight is positive.
     """
     found = _verdicts(trajectory, signal, "rubric")
     if found is None:
         return None
     shares = {name: _number(value, f"{signal}.{name}", "rubric") for name, value in found.items()}
-    return _weighted_mean(shares, _own(task, key, weights, "rubric"), "rubric")
+    return _weighted_mean(shares, _weights_of(task, key, weights, "rubric"), "rubric")
 
 
 def checklist(
@@ -59,7 +60,7 @@ def checklist(
     key: str = "",
     signal: str = "checklist",
 ) -> float | None:
-    """Like `rubric`, with s_i = 1 for an item that is met and 0 for any other (after CM2).
+    """Return the score of `rubric` with s_i = 1 for an item that is met and 0 for any other (after CM2).
 
     The items are the signal that the grader `checklist` writes, each with `met` and its evidence. None and errors as
     for `rubric`.
@@ -71,11 +72,13 @@ def checklist(
         if not isinstance(item, Mapping) or not isinstance(item.get("met"), bool):
             raise ConfigError(f"reward 'checklist' wants met to be true or false, but {signal}.{name} = {item!r}")
     return _weighted_mean(
-        {name: float(item["met"]) for name, item in found.items()}, _own(task, key, weights, "checklist"), "checklist"
+        {name: float(item["met"]) for name, item in found.items()},
+        _weights_of(task, key, weights, "checklist"),
+        "checklist",
     )
 
 
-def _share(trajectory: Trajectory, signal: str, kind: str) -> float | None:
+def _recorded_fraction(trajectory: Trajectory, signal: str, kind: str) -> float | None:
     if trajectory.stop is Stop.ERROR:
         return None
     value = episode_signal(trajectory, signal, kind, grader=kind)
@@ -97,8 +100,8 @@ def _number(value: object, where: str, kind: str) -> float:
     return float(value)
 
 
-def _own(task: Task, key: str, weights: Mapping[str, float] | None, kind: str) -> Mapping[str, float]:
-    """Return the task's weights if it has some under `key`, else the recipe's."""
+def _weights_of(task: Task, key: str, weights: Mapping[str, float] | None, kind: str) -> Mapping[str, float]:
+    """Return the task's weights if it has some under `key`, else the recipe's `weights`."""
     found = task.data.get(key, weights) if key else weights
     numbers = found.values() if isinstance(found, Mapping) else ()
     if found is not None and not (isinstance(found, Mapping) and all(isinstance(one, int | float) for one in numbers)):

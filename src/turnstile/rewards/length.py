@@ -1,4 +1,4 @@
-"""Rewards that make long episodes pay less."""
+"""Rewards that make long episodes worth less."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from turnstile.types import Stop, Task, Trajectory
 
 
 def overlong(task: Task, trajectory: Trajectory, *, limit: int, buffer: int) -> float | None:
-    """The soft overlong penalty (DAPO, arXiv 2503.14476): 0 for up to limit - buffer sampled tokens, -1 beyond `limit`.
+    """Return the soft overlong penalty in [-1, 0] for sampled tokens (DAPO, arXiv 2503.14476).
 
-    Between the two it falls linearly. Only tokens that may be trained count, over all turns, not those of other seats.
-    None if infrastructure failed. Raises ConfigError unless 0 < buffer <= limit.
+    It is 0 for up to limit - buffer tokens, -1 beyond `limit`, and falls linearly in between. Only trainable tokens
+    count, over all turns; those of other agents do not. None if infrastructure failed. Raises ConfigError unless 0 <
+    buffer <= limit.
     """
     if not 0 < buffer <= limit:
         raise ConfigError(f"reward 'overlong' wants 0 < buffer <= limit, got {buffer} and {limit}")
@@ -24,7 +25,7 @@ def overlong(task: Task, trajectory: Trajectory, *, limit: int, buffer: int) -> 
 
 
 def long_trajectory(task: Task, trajectory: Trajectory, *, threshold: int, most: int) -> float | None:
-    """0 for up to `threshold` turns, then falling linearly to -1 at `most` turns (arXiv 2508.03501).
+    """Return 0 for up to `threshold` turns, falling linearly to -1 at `most` turns (arXiv 2508.03501).
 
     `most` is the episode's limit. None if infrastructure failed. Raises ConfigError unless 0 <= threshold < most.
     """
@@ -38,11 +39,12 @@ def long_trajectory(task: Task, trajectory: Trajectory, *, threshold: int, most:
 def efficiency(
     task: Task, trajectory: Trajectory, *, name: str = "outcome", signal: str = "", gamma: float = 0.97
 ) -> float | None:
-    """An episode's signal, times gamma^(K-1) if it is above 0: the same success is worth less after more turns K.
+    """Return the episode's signal, multiplied by gamma^(K-1) if it is above 0, for an episode of K turns.
 
-    Failing longer is no better. This is after IterResearch (arXiv 2511.07327), which discounts each round's share so.
-    `signal` names the signal; the default is the name of the term (`name`). None if infrastructure failed or no verdict
-    was recorded. Raises ConfigError if the signal is missing, and for gamma outside (0, 1].
+    The same success is therefore worth less after more turns, while a longer failure is worth no more. This is after
+    IterResearch (arXiv 2511.07327), which discounts each round's share in this way. `signal` names the signal; it
+    defaults to the term's name (`name`). None if infrastructure failed or no verdict was recorded. Raises ConfigError
+    if the signal is missing, and for gamma outside (0, 1].
     """
     if not 0.0 < gamma <= 1.0:
         raise ConfigError(f"reward 'efficiency' wants 0 < gamma <= 1, got {gamma}")

@@ -1,4 +1,4 @@
-"""The metrics of a step's episodes: rates, ends, gates, and rewards granted and withheld."""
+"""The metrics of a step's episodes: rates, stop reasons, gates, and rewards granted and withheld."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from turnstile.types import F32, Group, Score, Stop, Trajectory
 
 
 def killed(trajectory: Trajectory) -> bool:
-    """Return whether there is no verdict because the process that judged the attempt got SIGKILL."""
+    """Return whether an attempt has no verdict because the process that judged it got SIGKILL."""
     return (trajectory.error or "").startswith(VerifierKilledError.__name__)
 
 
 def step_metrics(groups: Sequence[Group], scores: Sequence[Sequence[Score]]) -> dict[str, float]:
-    """Return means over the trajectories that have a verdict; infrastructure failures are counted, never averaged.
+    """Return a step's metrics. Means are over trajectories with a verdict; infrastructure failures are only counted.
 
-    rate/NAME (what the environment names, `Trajectory.rates`), stop/STOP (share of all trajectories), reward/outcome,
-    reward/total, reward/step_granted, reward/step_withheld (means of sums over turns), reward/granted/TERM,
-    reward/withheld/TERM, reward/withheld_by/GATE (what that gate held back, alone or with others), gate/TERM (share
-    open), count/trajectories, count/errors, count/judge_killed (those of them whose judge got SIGKILL, which the judged
-    code can cause), turns (mean). Means over nothing are left out.
+    The metrics are rate/NAME (the environment's rates, `Trajectory.rates`), stop/STOP (share of all trajectories),
+    reward/outcome, reward/total, reward/step_granted, reward/step_withheld (means of sums over turns),
+    reward/granted/TERM, reward/withheld/TERM, reward/withheld_by/GATE (what that gate withheld, alone or with others),
+    gate/TERM (share open), count/trajectories, count/errors, count/judge_killed (errors in which the judging process
+    got SIGKILL, which the judged code can cause), and turns (mean). Means over nothing are left out.
     """
     pairs = [
         (trajectory, score)

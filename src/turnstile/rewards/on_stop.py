@@ -1,4 +1,4 @@
-"""Rules for episodes by how they ended: a table in the recipe, because published systems disagree."""
+"""Rules for scoring episodes by their stop reason, set in the recipe because published systems disagree on them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ must not become better by being halved). mask: out of the gradient, in the basel
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopRules:
-    """What to do by how an episode stopped.
+    """The rules for episodes by stop reason.
 
-    Stops that are not named are graded. `Stop.ERROR` is always an infrastructure failure.
+    Episodes whose stop reason is not in `table` are graded. `Stop.ERROR` is always an infrastructure failure.
     """
 
     table: Mapping[Stop, End] = field(default_factory=dict)
 
     @classmethod
     def read(cls, table: Mapping[str, str]) -> StopRules:
-        """Read the rules from a recipe's section. Raises ConfigError that names the nearest known word."""
+        """Return the rules in a recipe's section. Raises ConfigError for an unknown word, naming the nearest one."""
         known = [stop.value for stop in Stop if stop is not Stop.ERROR]
         result: dict[Stop, End] = {}
         for stop, end in table.items():
@@ -44,9 +44,9 @@ class StopRules:
         return cls(table=result)
 
     def apply(self, score: Score, trajectory: Trajectory) -> Score:
-        """Return the score after the rules: total = outcome + sum(turn) still holds.
+        """Return the score after the rules, for which total = outcome + sum(turn) still holds.
 
-        What a rule took from a step term moves from `granted` to `withheld`, by `on_stop.STOP`.
+        What a rule takes from a step term moves from `granted` to `withheld`, withheld by `on_stop.STOP`.
         """
         if trajectory.stop is Stop.ERROR:
             return failure_score(trajectory)
@@ -60,13 +60,16 @@ class StopRules:
             case "drop":
                 return replace(score, in_gradient=False, in_baseline=False)
             case "zero":
-                return _scale(score, 0.0, 0.0, f"on_stop.{trajectory.stop.value}")
+                return _scale_rewards(score, 0.0, 0.0, f"on_stop.{trajectory.stop.value}")
             case "half":
-                return _scale(score, 0.5, 1.0, f"on_stop.{trajectory.stop.value}")
+                return _scale_rewards(score, 0.5, 1.0, f"on_stop.{trajectory.stop.value}")
 
 
-def _scale(score: Score, positive: float, negative: float, end: str) -> Score:
-    """Return a score with every reward times `positive` or `negative`, by its sign; `end` withholds the difference."""
+def _scale_rewards(score: Score, positive: float, negative: float, end: str) -> Score:
+    """Return a score with each reward multiplied by `positive` or `negative`, by its sign.
+
+    The difference is withheld by `end`.
+    """
     assert score.outcome is not None
     outcome = {agent: value * (positive if value > 0 else negative) for agent, value in score.outcome.items()}
     granted = {

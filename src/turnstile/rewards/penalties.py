@@ -1,4 +1,4 @@
-"""An outcome that faults reduce, and an auxiliary reward that fades."""
+"""An outcome that faults reduce, and an auxiliary reward that fades out."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def multiplicative(
     hard: Sequence[str] = (),
     cost: float = 0.0,
 ) -> float | None:
-    """v * product of p_i^(n_i), or -`cost` if a `hard` fault occurred (after CaRL, arXiv 2504.17838).
+    """Return v * product of p_i^(n_i), or -`cost` if a `hard` fault occurred (after CaRL, arXiv 2504.17838).
 
-    v is the episode's `signal` (default: the one named like the term), at least 0. `penalties` maps signals to factors
-    p_i in [0, 1]; n_i is how often the fault occurred, a number or a bool. So a fault costs a share of what was
-    achieved, never more than that, and there is nothing to trade between terms. Hard faults are the signals in `hard`
-    that are true or above 0; the environment should end the episode there.
+    v is the episode's `signal` (default: the one with the term's name), at least 0. `penalties` maps signals to factors
+    p_i in [0, 1]; n_i is how often the fault occurred, a number or a bool. A fault therefore costs a share of what was
+    achieved and never more, so terms cannot be traded against each other. Hard faults are the signals in `hard` that
+    are true or above 0; the environment should end the episode at such a fault.
 
         [[rewards.terms]]
         kind = "multiplicative"
@@ -50,7 +50,7 @@ def multiplicative(
         return None
     if not value >= 0.0:
         raise ConfigError(f"reward 'multiplicative' wants {signal or name} >= 0, got {value} in task {task.id!r}")
-    counts = {fault: _count(task, trajectory, fault) for fault in (*hard, *(penalties or {}))}
+    counts = {fault: _fault_count(task, trajectory, fault) for fault in (*hard, *(penalties or {}))}
     if any(count is None for count in counts.values()):
         return None
     if any(counts[fault] for fault in hard):
@@ -60,8 +60,8 @@ def multiplicative(
     return value
 
 
-def _count(task: Task, trajectory: Trajectory, fault: str) -> float | None:
-    """Return how often a fault occurred; None without a verdict."""
+def _fault_count(task: Task, trajectory: Trajectory, fault: str) -> float | None:
+    """Return how often a fault occurred, or None without a verdict."""
     count = episode_signal(trajectory, fault, "multiplicative")
     if count is None:
         return None
@@ -81,14 +81,13 @@ def tool_bonus(
     most: NonNegativeFloat = 1.0,
     but: Sequence[str] = (),
 ) -> float | None:
-    """mu(s) min(`most`, `each` * n) for n tool calls in the episode (after SPEAR, arXiv 2509.22601).
+    """Return mu(s) min(`most`, `each` * n) for n tool calls in the episode (after SPEAR, arXiv 2509.22601).
 
-    mu(s) = (1 + cos(pi s / `steps`)) / 2 falls from 1 to 0 over the first `steps` training steps and stays there. So
-    the bonus lets a model that hardly calls tools find out what they do, and is gone before it pays to call them for
-    nothing. Calls of the tools in `but` do not count, nor do turns of other seats. The step is the signal
-    training_step, which the grader `clock` writes: add it under [[graders]]. Outside of training (None) the bonus is 0.
-
-    None if infrastructure failed. Raises ConfigError if the signal is missing, and unless steps > 0.
+    mu(s) = (1 + cos(pi s / `steps`)) / 2 falls from 1 to 0 over the first `steps` training steps and stays there. The
+    bonus lets a model that hardly calls tools find out what they do, and ends before calling them for nothing pays off.
+    Calls of the tools in `but` do not count, nor do turns of other agents. The step is the signal training_step, which
+    the grader `clock` writes; add it under [[graders]]. Outside training (None) the bonus is 0. None if infrastructure
+    failed. Raises ConfigError if the signal is missing, and unless steps > 0.
     """
     if steps <= 0:
         raise ConfigError(f"reward 'tool_bonus' wants steps > 0, got {steps}")

@@ -1,4 +1,4 @@
-"""The policy's probability of the task's answer as an episode goes on, from which `information_gain` is computed."""
+"""The policy's probability of the task's answer during an episode, from which `information_gain` is computed."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ PLACE = "{answer}"
 
 
 class AnswerProbabilities(Stateless):
-    """Writes answer_probabilities [p_0, ..., p_K], the policy's own for the task's answer (arXiv 2510.14967).
+    """Writes answer_probabilities [p_0, ..., p_K], the policy's probabilities of the answer (arXiv 2510.14967).
 
-    p_0 is before the first turn, p_t after turn t (IGPO), for the reward `information_gain`. The engine that plays
-    computes p_t by teacher forcing, with the weights of the step: the agent's context at the beginning of turn t + 1 is
-    followed by `form` up to its {answer}, then by the answer, which is `data[key]` of the task. p_t is exp of the mean
-    log-probability of the answer's tokens, or of their sum with `mean = False`. Log-probabilities are the model's own,
-    at temperature 1. An answer costs as much as decoding its tokens, K + 1 times per episode.
+    p_0 is the probability of the task's answer before the first turn and p_t that after turn t (IGPO), for the reward
+    `information_gain`. The engine that plays computes p_t by teacher forcing, with the weights of the step: the agent's
+    context at the beginning of turn t + 1 is followed by `form` up to its {answer}, then by the answer, which is
+    `data[key]` of the task. p_t is exp of the mean log-probability of the answer's tokens, or of their sum with `mean =
+    False`. Log-probabilities are the model's own, at temperature 1. Scoring an answer costs as much as decoding its
+    tokens, K + 1 times per episode.
 
-    A p_t whose context and answer reach past the model's window is None, as after an episode that filled it. All of
-    them together are None for an episode without turns, and if no model plays. K counts the turns that the environment
+    A p_t is None if its context and answer exceed the model's window, for example after an episode that filled it. The
+    whole signal is None for an episode without turns, and if no model plays. K counts the turns that the environment
     answered. Raises ConfigError for a task without an answer, for a `form` without its placeholder, and if the engine
     cannot score given tokens.
     """
@@ -62,7 +63,7 @@ class AnswerProbabilities(Stateless):
         if engine is None or tokenizer is None:
             found: list[list[float | None] | None] = [None] * len(group.trajectories)
         else:
-            lead, answer = self._words(group.task, tokenizer)
+            lead, answer = self._form_and_answer_ids(group.task, tokenizer)
             anchor = engine.open(group.id)  # keeps what the attempts have in common until all are done
             try:
                 jobs = [self._episode(engine, one, lead, answer) for one in group.trajectories]
@@ -85,8 +86,8 @@ class AnswerProbabilities(Stateless):
             )
         return str(answer).strip()
 
-    def _words(self, task: Task, tokenizer: Tokenizer) -> tuple[I32, I32]:
-        """Return the ids before the answer, and the answer's; blanks between the two are the answer's, as in tokens."""
+    def _form_and_answer_ids(self, task: Task, tokenizer: Tokenizer) -> tuple[I32, I32]:
+        """Return the ids before the answer and those of the answer. Blanks between the two belong to the answer."""
         lead = self._form.partition(PLACE)[0]
         bare = lead.rstrip(" ")
         texts = (bare, f"{lead[len(bare) :]}{self._answer(task)}")
@@ -100,7 +101,7 @@ class AnswerProbabilities(Stateless):
             return None
         prompts = ids_before(trajectory)
         if trajectory.without_open_turn is trajectory:  # else what follows the last turn is unknown
-            prompts.append(self._behind(trajectory))
+            prompts.append(self._next_context(trajectory))
         jobs = [self._one(engine, trajectory.group, np.concatenate([prompt, lead]), answer) for prompt in prompts]
         found = list(await asyncio.gather(*jobs))
         return None if all(value is None for value in found) else found
@@ -116,8 +117,8 @@ class AnswerProbabilities(Stateless):
             engine.close(session)
         return min(1.0, math.exp(logprobs.mean() if self._mean else logprobs.sum()))
 
-    def _behind(self, trajectory: Trajectory) -> I32:
-        """Return the context that the agent would have if there were one more turn."""
+    def _next_context(self, trajectory: Trajectory) -> I32:
+        """Return the context that the agent would have in one more turn."""
         assert self._renderer is not None
         last = trajectory.turns[-1]
         history = (*messages_before(trajectory, len(trajectory.turns) - 1), last.message)

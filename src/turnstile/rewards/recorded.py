@@ -1,4 +1,4 @@
-"""Readers of recorded signals, with errors that say which signal is missing and which ones there are."""
+"""Accessors of recorded signals, whose errors say which signal is missing and which ones were recorded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turnstile.types import Trajectory, Turn
 def episode_signal(trajectory: Trajectory, name: str, needed_by: str, *, grader: str = "") -> Any:
     """Return `Trajectory.signals[name]`. Raises ConfigError if it is missing.
 
-    The error names the reward that needs the signal, and the kind of `grader` that writes it, if there is one.
+    The error names the reward that needs the signal, and the kind of `grader` that writes it, if any.
     """
     if name not in trajectory.signals:
         raise _missing("the episode", "measure()", name, needed_by, list(trajectory.signals), grader)
@@ -24,7 +24,7 @@ def episode_signal(trajectory: Trajectory, name: str, needed_by: str, *, grader:
 def episode_number(trajectory: Trajectory, name: str, needed_by: str, *, grader: str = "") -> float | None:
     """Return `Trajectory.signals[name]`, a number or a bool, as a float; None if None was recorded.
 
-    Raises ConfigError if it is missing or anything else, or not finite.
+    Raises ConfigError if it is missing, of another type, or not finite.
     """
     value = episode_signal(trajectory, name, needed_by, grader=grader)
     return None if value is None else _number(value, "the episode", name, needed_by)
@@ -33,7 +33,7 @@ def episode_number(trajectory: Trajectory, name: str, needed_by: str, *, grader:
 def turn_number(turn: Turn, name: str, needed_by: str) -> float:
     """Return `Turn.signals[name]`, a number or a bool, as a float.
 
-    Raises ConfigError for anything else, or if it is not finite.
+    Raises ConfigError if it is missing, of another type, or not finite.
     """
     return _number(turn_signal(turn, name, needed_by), "a turn", name, needed_by)
 

@@ -1,4 +1,4 @@
-"""What each term gave in each turn: what was granted, what was withheld, and by which gate."""
+"""What each term contributed in each turn: how much was granted, how much was withheld, and by which gates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from turnstile.types import F32, Score
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resolved:
-    """One step term in one turn. `by` names what withheld it: the terms whose gates were closed, or `on_stop.STOP`."""
+    """One step term in one turn. `by` names what withheld it: terms with closed gates, and `on_stop.STOP`."""
 
     term: str
     granted: float
@@ -21,7 +21,7 @@ class Resolved:
 def resolve_turn(score: Score, turn: int) -> tuple[Resolved, ...]:
     """Return every step term of a turn, numbered from 0, in the order of the recipe.
 
-    What is granted adds up to the turn's composed reward.
+    The granted amounts add up to the turn's composed reward.
     """
 
     def of(by_term: Mapping[str, F32], term: str) -> float:
@@ -36,5 +36,5 @@ def resolve_turn(score: Score, turn: int) -> tuple[Resolved, ...]:
 
 
 def resolve_turns(score: Score) -> list[tuple[Resolved, ...]]:
-    """Return every step term of each turn; no terms if infrastructure failed."""
+    """Return every step term of each turn. The turns have no terms if infrastructure failed."""
     return [resolve_turn(score, turn) for turn in range(len(score.turn))]

@@ -1,4 +1,4 @@
-"""Rewards computed from other numbers in such a way that they cannot be farmed."""
+"""Rewards that are derived from other numbers in a way that cannot be exploited."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from turnstile.types import F32, Stop, Task, Trajectory
 def potential(
     task: Task, trajectory: Trajectory, *, name: str = "", signal: str = "", gamma: float = 1.0, start: float = 0.0
 ) -> F32:
-    """gamma Phi(s') - Phi(s) for each turn, f32[K] (Ng, Harada, Russell 1999).
+    """Return gamma Phi(s') - Phi(s) for each turn, f32[K] (Ng, Harada, Russell 1999).
 
-    Phi(s') is the number that each turn recorded as `signal` (default: the term's name), `start` is that of the first
-    state. Phi is 0 at every end, also if a limit stopped the episode, so that no policy gains by stopping in a good
-    state; then the best policy is the same with this reward and without it, provided that `gamma` is that of the
-    returns and that no gate withholds it: give the term the highest level. Raises ConfigError if a turn lacks the
-    signal.
+    Phi(s') is the number that each turn recorded as `signal` (default: the term's name), and `start` is Phi of the
+    first state. Phi is 0 at every end, even if a limit stopped the episode, so that no policy gains by stopping in a
+    good state. The best policy is then the same with and without this reward, provided that `gamma` is that of the
+    returns and that no gate withholds the reward; therefore give the term the highest level. Raises ConfigError if a
+    turn lacks the signal.
     """
     after = np.array([turn_number(turn, signal or name, "potential") for turn in trajectory.turns], np.float64)
     if not len(after):
@@ -40,12 +40,12 @@ def bounded(
     form: Literal["delta", "clip"] = "delta",
     eta: float = 0.0,
 ) -> F32:
-    """A process reward p_t that more steps cannot raise, f32[K] (arXiv 2410.15115).
+    """Return a process reward p_t whose sum does not grow with more steps, f32[K] (arXiv 2410.15115).
 
-    `delta`: r_t = p_t - p_{t+1}, r_{K-1} = p_{K-1}, and 0 for the last turn, which the outcome judges; so the rewards
-    from a turn t before the last add up to p_t, however many turns there are. `clip`: r_t = min(p_t - eta, 0), so that
-    a turn can only cost. p_t is the number that each turn recorded as `signal` (default: the term's name). Raises
-    ConfigError if a turn lacks it.
+    With `delta`, r_t = p_t - p_{t+1}, r_{K-1} = p_{K-1}, and 0 for the last turn, which the outcome judges. The rewards
+    from a turn t before the last then add up to p_t, however many turns follow. With `clip`, r_t = min(p_t - eta, 0),
+    so that a turn can only cost. p_t is the number that each turn recorded as `signal` (default: the term's name).
+    Raises ConfigError if a turn lacks it.
     """
     if form not in ("delta", "clip"):
         raise ConfigError(f"reward 'bounded': form = {form!r} is not known; known: delta, clip")
@@ -59,12 +59,12 @@ def bounded(
 def centred(
     task: Task, trajectory: Trajectory, *, name: str = "outcome", signal: str = "", reference: str = "reference"
 ) -> float | None:
-    """1 / (1 + exp(-(r - r_ref))), averaged over the reference rewards (PAR, arXiv 2502.18770).
+    """Return 1 / (1 + exp(-(r - r_ref))), averaged over the reference rewards (PAR, arXiv 2502.18770).
 
-    r is the episode's `signal` (default: the term's name), r_ref its signal `reference`, one number or several: the
+    r is the episode's `signal` (default: the term's name). r_ref is its signal `reference`, one number or several: the
     rewards of a reference policy's answers to the task. The reward rises fastest around the reference and is bounded,
-    so that a reward model's errors far away pay little. None if infrastructure failed or one of the signals is None.
-    Raises ConfigError if a signal is missing.
+    so a reward model's errors far from it are worth little. None if infrastructure failed or one of the signals is
+    None. Raises ConfigError if a signal is missing.
     """
     if trajectory.stop is Stop.ERROR:
         return None
@@ -79,13 +79,13 @@ def centred(
 
 
 def information_gain(task: Task, trajectory: Trajectory, *, last: bool = False) -> F32:
-    """p_t - p_{t-1} for each turn, f32[K], p_t the policy's probability of the task's answer after turn t (IGPO).
+    """Return p_t - p_{t-1} for each turn, f32[K], where p_t is the probability of the answer after turn t (IGPO).
 
-    arXiv 2510.14967: p_t is exp of the mean log-probability of the answer's tokens. p_0, ..., p_K, before the first
-    turn and after each, are the episode's signal answer_probabilities, written by the grader `answer_probabilities` or
-    the environment. The last turn, whose answer the outcome judges, gets 0 unless `last`; so does a turn before or
-    after which there is none (None), and every turn if there are none at all. Raises ConfigError if the signal is
-    missing, or is not K + 1 numbers in [0, 1].
+    arXiv 2510.14967: the policy's p_t is exp of the mean log-probability of the answer's tokens. p_0, ..., p_K, before
+    the first turn and after each turn, are the episode's signal answer_probabilities, written by the grader
+    `answer_probabilities` or the environment. The last turn, whose answer the outcome judges, gets 0 unless `last`. A
+    turn also gets 0 if the probability before or after it is None, and every turn does if the signal is None. Raises
+    ConfigError if the signal is missing, or is not K + 1 numbers in [0, 1].
     """
     found = episode_signal(trajectory, "answer_probabilities", "information_gain", grader="answer_probabilities")
     turns = len(trajectory.turns)
@@ -108,10 +108,11 @@ def information_gain(task: Task, trajectory: Trajectory, *, last: bool = False) 
 
 
 def self_correction(task: Task, trajectory: Trajectory, *, signal: str, bonus: float = 1.0) -> float:
-    """`bonus` if the agent's first verdict was wrong and its last one right, -`bonus` in the reverse case, else 0.
+    """Return `bonus` if the agent's verdict went from wrong to right, -`bonus` if from right to wrong, else 0.
 
-    After SCoRe (arXiv 2409.12917). A verdict is a turn's `signal`, true or false; turns without one (None) are skipped,
-    and so is a last turn that the environment did not answer. Raises ConfigError if another turn did not record it.
+    The first and the last verdict are compared (after SCoRe, arXiv 2409.12917). A verdict is a turn's `signal`, true or
+    false. Turns without one (None) are skipped, and so is a last turn that the environment did not answer. Raises
+    ConfigError if another turn did not record the signal.
     """
     recorded = [turn_signal(turn, signal, "self_correction") for turn in trajectory.without_open_turn.turns]
     verdicts = [value for value in recorded if value is not None]

@@ -1,4 +1,4 @@
-"""Rewards that pass on a recorded number."""
+"""Rewards that return a recorded number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def signal(
     scale: float = 1.0,
     offset: float = 0.0,
 ) -> float | None:
-    """`scale * value + offset` of a number or a bool that `Env.measure` recorded of the episode.
+    """Return `scale * value + offset` for a number or bool that `Env.measure` recorded.
 
     `signal` names it; the default is the name of the term (`name`). None if infrastructure failed or the environment
     recorded None (no verdict). Raises ConfigError if the signal is missing or not a number.
@@ -31,7 +31,7 @@ def signal(
 def of_turns(
     task: Task, trajectory: Trajectory, *, name: str = "", signal: str = "", scale: float = 1.0, offset: float = 0.0
 ) -> F32:
-    """`scale * value + offset` of a number or a bool that `Env.step` recorded of each turn, f32[K].
+    """Return `scale * value + offset` for a number or bool that `Env.step` recorded in each turn, f32[K].
 
     `signal` names it; the default is the name of the term (`name`). Raises ConfigError if a turn lacks the signal or
     recorded something else.
@@ -41,7 +41,7 @@ def of_turns(
 
 
 def env_reward(task: Task, trajectory: Trajectory, *, term: str = "") -> F32:
-    """The environment's own step rewards, f32[K]: those of one `term`, or the sum over all of them.
+    """Return the environment's own step rewards, f32[K], either those of one `term` or the sum over all terms.
 
     A turn without any counts 0.
     """

@@ -1,13 +1,13 @@
 """Groups that another process plays ahead of training, so that generation continues while the trainer computes.
 
-The groups of step s are requested as soon as weights of version s - 1 - `max_staleness` are published, so none of their
-tokens is older; new weights are taken over between two tokens, also in the middle of a turn. A step takes the groups
-that were requested for it and no others, however long they take: no finished episode is discarded, and slow tasks are
-trained on as often as quick ones. At most (1 + `max_staleness`) steps' episodes are played or waiting at a time. With
-`max_staleness` = 0 this is playing and training in turn, in two processes.
+The groups of step s are requested as soon as the weights of version s - 1 - `max_staleness` are published, so none of
+their tokens comes from older weights. New weights take effect between two tokens, even in the middle of a turn. A step
+trains on exactly the groups requested for it, however long they take: no finished episode is discarded, and slow tasks
+are trained on as often as quick ones. At most (1 + `max_staleness`) steps' episodes are being played or waiting at a
+time. With `max_staleness` = 0, playing and training alternate, in two processes.
 
-The worker's events are recorded by the thread that reads the pipe, also while the trainer computes: a run that is
-killed then has everything recorded but the turns in flight.
+The thread that reads the pipe records the worker's events, even while the trainer computes. A run that is killed
+therefore loses only the turns in flight.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from turnstile.tasks.base import TaskSampler
 from turnstile.tracking.board import StatusBoard
 from turnstile.types import Group, Task, Trajectory, Turn
 
-MAX_DEATHS = 3  # workers in a row that may die without finishing an episode
+MAX_DEATHS = 3  # workers that may die in a row without finishing an episode
 
 
 @dataclass(kw_only=True, slots=True)
 class _StepJobs:
-    """The jobs of one step, what has arrived of them, and the sampler's state after them."""
+    """The jobs of one step, the results received so far, and the sampler's state after the step's tasks were drawn."""
 
     jobs: dict[Key, Job]
     tasks: dict[str, Task]
@@ -58,11 +58,11 @@ class _StepJobs:
 
     @property
     def missing(self) -> list[Job]:
-        """The jobs that have not finished."""
+        """The jobs whose attempts have not finished."""
         return [job for key, job in self.jobs.items() if key not in self.played]
 
     def apply(self, key: Key, event: Event) -> None:
-        """Record a worker's event of one of these attempts."""
+        """Record a worker's event for one of this step's attempts."""
         if isinstance(event, AttemptStarted):
             self.turns[key] = []
             self.callback.on_start(event.attempt)
@@ -76,7 +76,7 @@ class _StepJobs:
                 self.played[key] = trajectory
 
     def groups(self, attempts: int) -> list[Group]:
-        """Return the groups of the step, once none of its jobs is missing."""
+        """Return the groups of the step. Requires that no job is missing."""
         return [
             Group(id=name, task=task, trajectories=tuple(self.played[name, number] for number in range(attempts)))
             for name, task in self.tasks.items()
@@ -86,9 +86,10 @@ class _StepJobs:
 class AsyncSource:
     """A `rollout.source.GroupSource` that plays in a worker process.
 
-    `start` starts a worker, `write` writes the weights of a version to a file for it; `engine` is the trainer's own,
-    for evaluations. `say` gets the worker's output, and a line when a worker died: another one plays the unfinished
-    attempts, each from its first turn and with its own seed. `board` shows the status of the episodes.
+    `start` starts a worker. `write` writes the weights of a version to a file for the worker and returns its path.
+    `engine` is the trainer's own, for evaluations. `say` gets the worker's output and a notice when it dies; a
+    replacement replays unfinished attempts from the first turn, with the same seeds. `board` shows the status of the
+    episodes.
     """
 
     def __init__(  # noqa: PLR0913 - made in one place, by keyword
@@ -122,10 +123,13 @@ class AsyncSource:
         self._deaths = 0
         self._board = board or StatusBoard()
         self._lock = threading.Lock()
-        """Guards the steps and the statistics, which training and the reading thread change."""
+        """Guards the steps and the statistics, which both training and the reading thread change."""
 
     async def next(self, step: int, report_progress: ReportProgress) -> list[Group]:
-        """Return the groups of a step. Raise an episode's program error, and TrainingError if workers keep dying."""
+        """Return the graded groups of a step.
+
+        Raises the error of an episode that failed by a program error, and TrainingError if workers keep dying.
+        """
         if self._weights is None:
             self.publish(step - 1)
         assert self._worker is not None
@@ -142,7 +146,7 @@ class AsyncSource:
         return await grade_groups(step_jobs.groups(self._attempts), self._graders, step, self._board)
 
     def publish(self, version: int) -> None:
-        """Publish the weights, and request the groups that they are new enough for."""
+        """Publish the weights and request the groups of every step that may use them."""
         self._sampler_state = self._next_sampler_state
         self._engine.publish(version)
         self._weights = WeightUpdate(version, self._write(version))
@@ -166,13 +170,13 @@ class AsyncSource:
         return taken
 
     async def close(self, *, grace: float = GRACE_SECONDS) -> None:
-        """End the worker; its events so far are recorded."""
+        """End the worker. The events received so far stay recorded."""
         if self._worker is not None:
             await self._worker.close(grace=grace)
             self._forward_output()
 
     def _issue_step(self, step: int) -> _StepJobs:
-        """Draw a step's tasks and issue its attempts, restoring those that had finished."""
+        """Draw a step's tasks and issue their attempts, restoring those that finished before an interruption."""
         tasks = {
             f"{group_prefix(step)}/{place}/{task.id}": task
             for place, task in enumerate(self._sampler.next(self._groups))
@@ -189,7 +193,7 @@ class AsyncSource:
         return _StepJobs(jobs=jobs, tasks=tasks, state=self._sampler.state(), callback=callback, played=restored)
 
     async def _receive_event(self) -> None:
-        """Wait for the worker's next event, of whatever step."""
+        """Wait for the worker's next event, for any step. Restart the worker if it died with jobs unfinished."""
         assert self._worker is not None
         try:
             await self._worker.receive()
@@ -198,7 +202,7 @@ class AsyncSource:
                 await self._restart_worker(error)
 
     def _on_message(self, message: Any) -> Any:
-        """Record the worker's events as they arrive, in the reading thread; return what `receive` should give."""
+        """Record an event as soon as it arrives, in the reading thread, and return what `receive` is to return."""
         if isinstance(message, StatusCounts):
             self._board.remote_counts = message.counts
             return None
@@ -208,7 +212,7 @@ class AsyncSource:
         return message
 
     def _record_event(self, message: Event) -> None:
-        """Add up the event's statistics, and pass it to the step that issued its attempt."""
+        """Add the event's statistics to the totals, and pass the event to the step that issued its attempt."""
         if isinstance(message, AttemptEnded):
             self._deaths = self._deaths if message.will_retry else 0
             for name, value in message.stats.items():
@@ -227,15 +231,15 @@ class AsyncSource:
         elif isinstance(message, AttemptEnded):
             self._board.on_end(message.trajectory, will_retry=message.will_retry)
             if message.will_retry:
-                self._board.remove([key])  # the worker counts it
+                self._board.remove([key])  # the worker's counts include it
 
     def _forward_output(self) -> None:
-        """Report the worker's output."""
+        """Pass the worker's new output to `say`."""
         for line in self._worker.new_output() if self._worker is not None else ():
             self._say(line)
 
     async def _restart_worker(self, error: EngineError) -> None:
-        """Start another worker on the unfinished attempts. Raise TrainingError after `MAX_DEATHS` in a row."""
+        """Start another worker on the unfinished attempts. Raises TrainingError after `MAX_DEATHS` deaths in a row."""
         assert self._worker is not None
         assert self._weights is not None
         self._deaths += 1

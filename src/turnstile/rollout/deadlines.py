@@ -1,17 +1,18 @@
-"""Deadlines of episodes, learned from how long earlier episodes of the same task took."""
+"""Deadlines for episodes, based on how long earlier episodes of the same task took."""
 
 from __future__ import annotations
 
 from turnstile.types import Stop, Task, Trajectory
 
-MIN_EPISODES = 4  # of a task, before it has a deadline
+MIN_EPISODES = 4  # episodes of a task needed before it has a deadline
 
 
 class Deadlines:
-    """Gives a task's episodes `straggler_factor` times the longest duration seen; no limit before a few were seen.
+    """Limits a task's episodes to `straggler_factor` times its longest duration seen, once `MIN_EPISODES` were seen.
 
-    An episode that reached its deadline, even while its environment opened, counts with that duration, so a task whose
-    episodes grow longer gets more time. Durations are kept in memory only: an interrupted run starts without them.
+    An episode that ran into its deadline, even while its environment was opening, counts with its duration, so a task
+    whose episodes grow longer gets more time. Durations are kept in memory only, so an interrupted run resumes without
+    them.
     """
 
     def __init__(self, straggler_factor: float) -> None:
@@ -20,7 +21,7 @@ class Deadlines:
         self._count: dict[str, int] = {}
 
     def seconds(self, task: Task) -> float:
-        """Return the seconds for the turns of an episode of this task; infinity if too few were seen."""
+        """Return the time limit in seconds for an episode of this task, or infinity if too few were seen."""
         return self._seconds(task.id)
 
     def _seconds(self, task: str) -> float:
@@ -29,10 +30,9 @@ class Deadlines:
         return self.straggler_factor * self._longest[task]
 
     def observe(self, trajectory: Trajectory) -> None:
-        """Update the task's longest duration with a finished episode.
+        """Update the task's longest duration with that of a finished episode.
 
-        Measuring and engine downtime do not count. An episode that failed before its deadline says nothing, and is
-        ignored.
+        The duration excludes measuring and engine downtime. An episode that failed before its deadline is ignored.
         """
         times = trajectory.times
         duration = times["total"] - times.get("measure", 0.0) - times.get("downtime", 0.0)

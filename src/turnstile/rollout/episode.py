@@ -1,4 +1,4 @@
-"""The episode loop: an agent and its environment, turn by turn, until something ends the episode."""
+"""The episode loop, in which an agent and its environment alternate turn by turn until the episode ends."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class Limits:
     """The limits that end an episode. 0 means no limit."""
 
     turns: int = 8
-    tokens: int = 0  # sampled in the whole episode
-    context: int = 0  # of the context window: prompt, observations and sampled tokens
-    seconds: float = 300.0  # wall clock, of the turns; without measuring at the end and engine downtime
-    measure_seconds: float = 3600.0  # of measuring at the end; twice what grading may take in the environments here
-    max_downtime: float = MAX_DOWNTIME  # total engine downtime by which `seconds` is extended
-    unparsed: int = 0  # turns in a row without a readable action
+    tokens: int = 0  # tokens sampled in the whole episode
+    context: int = 0  # tokens in the context: prompt, observations and sampled tokens
+    seconds: float = 300.0  # wall-clock time of the turns, excluding the final measuring and engine downtime
+    measure_seconds: float = 3600.0  # for the final measuring; twice what the environments here allow for grading
+    max_downtime: float = MAX_DOWNTIME  # maximum engine downtime, in seconds, by which `seconds` is extended
+    unparsed: int = 0  # turns in a row without a parsable action
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """Identifies an episode, and with it its random numbers.
+    """Identifies an episode and thereby determines its random numbers.
 
-    They depend on the task, `seed`, `number` and `stream` (`group` if that is empty), on the requests made (`Seeds`),
-    and on nothing else. `hint` is added to the prompt that the environment gives.
+    They depend only on the task, `seed`, `number`, `stream` (`group` if `stream` is empty), and the requests made (see
+    `Seeds`). `hint` is added to the prompt that the environment gives.
     """
 
     group: str
@@ -55,10 +55,10 @@ class Attempt:
 
 
 class Seeds:
-    """The seeds of an attempt's requests.
+    """Draws the seeds of an attempt's requests.
 
-    A seed depends on the attempt, the prompt's ids, and how often the attempt has asked with that prompt before. So
-    parallel requests and branches have seeds of their own, independent of their order and of the platform.
+    A seed depends only on the attempt, the prompt's ids, and how often the attempt has already used that prompt.
+    Parallel requests and branches therefore have their own seeds, independent of their order and of the platform.
     """
 
     def __init__(self, task: Task, attempt: Attempt) -> None:
@@ -87,15 +87,15 @@ async def play(  # noqa: PLR0913 - called in one place, by keyword
     on_status: Callable[[EpisodeStatus], None] = lambda status: None,
     tolerates: Callable[[Exception], bool] = lambda fault: False,
 ) -> Trajectory:
-    """Play one episode to its end and measure it; close neither the session nor the environment.
+    """Play and measure one episode. The caller closes the session and the environment.
 
-    `on_turn` is called with each turn, numbered from 0, at every `Stage` that it reaches; `on_status` with the
-    episode's status. A turn counts from the moment it is sampled, whether or not the environment answers it before the
-    end.
+    `on_turn` is called with each turn, numbered from 0, at every `Stage` that it reaches; `on_status` is called with
+    the episode's status. A turn counts from the moment it is sampled, even if the episode ends before the environment
+    answers.
 
-    An infrastructure failure anywhere gives a trajectory with `Stop.ERROR`, the turns so far and the error's text.
-    Every other exception is an error of the program and propagates, unless it comes from neither the engine nor
-    `on_turn` and `tolerates` accepts it: then it ends the episode in the same way.
+    An infrastructure failure at any point results in a trajectory with `Stop.ERROR`, the turns so far and the error's
+    text. Any other exception is a program error. It ends the episode in the same way if `tolerates` accepts it and it
+    comes from neither the engine nor `on_turn`; otherwise it propagates.
     """
     episode = _Episode(task, attempt, env, engine, session, scaffold, sampling, limits, on_turn, on_status)
     try:
@@ -123,7 +123,7 @@ async def play(  # noqa: PLR0913 - called in one place, by keyword
 
 
 class _Episode:
-    """The state of one episode between its turns."""
+    """The state of one episode while it is played."""
 
     def __init__(
         self,
@@ -144,8 +144,8 @@ class _Episode:
         self.seeds = Seeds(task, attempt)
         self.started = time.monotonic()
         self.opened = False
-        self.downtime: DowntimeTracker | None = None  # of the request in flight
-        self.reporting = False  # inside `on_turn`
+        self.downtime: DowntimeTracker | None = None  # tracker of the request in flight
+        self.reporting = False  # whether `on_turn` is being called
         self.downtime_reason = ""  # why the engine was down when the clock ended the episode
         self.opening: tuple[Message, ...] = ()
         self.tools: tuple[ToolSpec, ...] = ()
@@ -153,7 +153,7 @@ class _Episode:
         self.times = {"generate": 0.0, "environment": 0.0}
 
     async def run(self, clock: asyncio.Timeout) -> Stop:
-        """Play turns until one ends the episode, and return why. `clock` is extended by the engine's downtime."""
+        """Play turns until one ends the episode, and return the stop reason. Engine downtime extends `clock`."""
         start = await self._time_phase("environment", self.env.reset(self.task))
         self.opened, self.opening, self.tools = True, tuple(start.messages), tuple(start.tools)
         renderer, parser = self.scaffold.renderer, self.scaffold.parser
@@ -186,10 +186,10 @@ class _Episode:
             prompt_ids = added if fresh else np.concatenate([prompt_ids, completion.token_ids, added])
 
     async def _act(self, turn: Turn) -> Step:
-        """Let the environment carry out the turn's action.
+        """Pass the turn's message to the environment and return its step.
 
-        The turn is recorded before, and completed with the environment's answer, so an episode that ends in
-        between keeps its sampled tokens.
+        The turn is recorded first and completed with the environment's answer, so an episode that ends in between keeps
+        its sampled tokens.
         """
         number = len(self.turns)
         self.turns.append(turn)
@@ -210,7 +210,7 @@ class _Episode:
         return step
 
     def _report_turn(self, number: int, turn: Turn) -> None:
-        """Pass the turn to `on_turn`. An error there is not the environment's."""
+        """Pass the turn to `on_turn`, marking any error there as not the environment's."""
         self.reporting = True
         self.on_turn(number, turn)
         self.reporting = False
@@ -233,7 +233,7 @@ class _Episode:
             self.times["measure"] = time.monotonic() - began
 
     def to_trajectory(self, stop: Stop, signals: Mapping[str, JSON]) -> Trajectory:
-        """Return the trajectory so far, with the reason why it stopped."""
+        """Return the trajectory so far, with this stop reason and these signals."""
         return Trajectory(
             task_id=self.task.id,
             group=self.attempt.group,
@@ -250,8 +250,8 @@ class _Episode:
     async def check_engine(self) -> None:
         """Raise EngineError if the engine was down when the clock ended the episode.
 
-        That is, if the clock ended a request that the server was not answering, or ended the episode before its time
-        because the downtime exceeded `max_downtime`.
+        The engine counts as down if the clock ended a request that the server was not answering, or if downtime beyond
+        `max_downtime` used up the episode's time.
         """
         if self.downtime is None and not self.downtime_reason:
             return
@@ -267,7 +267,7 @@ class _Episode:
             raise EngineError(f"episode.seconds passed while the model's server was down: {self.downtime_reason}")
 
     def _on_downtime(self, clock: asyncio.Timeout, why: str, seconds: float) -> None:
-        """Add the downtime to the record, and extend the clock by it, up to `max_downtime` in all."""
+        """Record the downtime and extend the clock by it, by at most `max_downtime` in total."""
         before = self.times.get("downtime", 0.0)
         self.times["downtime"] = before + seconds
         extension = min(seconds, max(0.0, self.limits.max_downtime - before))
@@ -277,7 +277,7 @@ class _Episode:
             clock.reschedule(when + extension)
 
     def _token_budget(self, context_tokens: int, sampled: int) -> int | Stop:
-        """Return how many tokens the next turn may sample, or why there is no next turn."""
+        """Return how many tokens the next turn may sample, or the stop reason if there is no next turn."""
         budget = self.sampling.max_tokens
         if self.limits.context:
             if context_tokens >= self.limits.context:
@@ -290,7 +290,7 @@ class _Episode:
         return budget
 
     def _stop_reason(self, step: Step, unparsed: int) -> Stop | None:
-        """Return why the episode ends after this step; None if it goes on."""
+        """Return why the episode ends after this step, or None if it continues."""
         if step.terminated:
             return Stop.SUBMITTED if step.submitted else Stop.DONE
         if self.limits.unparsed and unparsed >= self.limits.unparsed:

@@ -1,4 +1,4 @@
-"""A limit on the attempts that may fail by program errors before the run stops."""
+"""A limit on how many attempts may fail by program errors before the run stops."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Failures:
-    """Counts the attempts of a run, in one process, that failed by an error of the program.
+    """Counts the attempts in one process of a run that failed by a program error.
 
-    Up to `limit` of them are given up like attempts in which infrastructure failed; the next error is raised. With a
-    limit of 0 the first one is.
+    Up to `limit` such attempts are given up, like attempts whose infrastructure failed; the next error is raised. With
+    `limit` 0 the first error is raised.
     """
 
     limit: int = 0
     count: int = 0
 
     def tolerates(self, fault: Exception, where: str) -> bool:
-        """Return whether the other episodes continue after this error, and log it with its traceback if so.
+        """Count a failure and return whether the run continues; if so, log the error with its traceback.
 
-        TurnstileErrors are never tolerated, nor are errors of the engine, which many episodes share.
+        TurnstileErrors and errors that many episodes share, such as the engine's, are neither counted nor tolerated.
         """
         if isinstance(fault, TurnstileError) or is_shared(fault):
             return False
@@ -38,5 +38,5 @@ class Failures:
         return True
 
     def note(self) -> str:
-        """Return what to add to the note of an error that was not tolerated: how many were before it."""
+        """Return the text that tells how many attempts failed before an untolerated error; "" if `limit` is 0."""
         return f"; {self.limit} attempts had failed before it (rollout.max_failures)" if self.limit else ""

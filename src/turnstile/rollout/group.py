@@ -1,4 +1,4 @@
-"""Many episodes at once: every task of a step is attempted G times, and no episode waits for another."""
+"""Many episodes at once. Every task of a step is attempted G times, and the episodes run independently."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 CLOSE_TIMEOUT = 600.0
 """Seconds that an environment may take to close.
 
-Removing a container takes seconds, also on a machine that is short of everything.
+Removing a container takes only seconds, even on an overloaded machine.
 """
 Job = tuple[Task, Attempt]
 PlayJob = Callable[[Job, str], Coroutine[Any, Any, None]]
@@ -35,31 +35,31 @@ PlayJob = Callable[[Job, str], Coroutine[Any, Any, None]]
 
 
 class EpisodeCallback:
-    """Callbacks for what happens to attempts, as it happens. This base class does nothing."""
+    """Callbacks for the events of attempts, called as they happen. This base class does nothing."""
 
     def on_issue(self, jobs: Sequence[Job]) -> Mapping[Key, Trajectory]:
-        """Return the trajectories of those jobs that finished before an interruption; the others are played."""
+        """Return the trajectories of the jobs that finished before an interruption. The other jobs are played."""
         return {}
 
     def on_start(self, attempt: Attempt) -> None:
-        """Handle the start of an attempt that is played from its beginning."""
+        """Handle the start of an attempt, which is called again each time the attempt is retried."""
 
     def on_turn(self, attempt: Attempt, number: int, turn: Turn) -> None:
-        """Handle a stage that a turn has reached; turns are numbered from 0."""
+        """Handle a turn that has reached a stage. Turns are numbered from 0."""
 
     def on_end(self, trajectory: Trajectory, *, will_retry: bool) -> None:
-        """Handle the end of an attempt; `will_retry` if infrastructure failed and it is played once more."""
+        """Handle the end of an attempt. `will_retry` is true if infrastructure failed and it is played again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Player:
-    """Plays episodes; holds everything that an episode needs except its task.
+    """Plays episodes. Holds everything that an episode needs except its task.
 
-    `retries` is how often an attempt is played again after an infrastructure failure; `failures` how many attempts may
-    fail by program errors before one is raised (default: none); `concurrent` how many episodes run at once. With
-    `deterministic` they run in fixed waves of that many, all opened before the first begins, so that the engine's
-    batches do not depend on timing. `graders` grade the groups when all are played, one after the other.
-    `board` shows the status of the episodes while they are played.
+    `retries` is how often an attempt is played again after an infrastructure failure, `failures` limits how many
+    attempts may fail by program errors (default: none), and `concurrent` is how many episodes run at once. With
+    `deterministic`, episodes run in fixed waves of that size; all sessions of a wave are opened before its first
+    episode begins, so the engine's batches do not depend on timing. `graders` grade the groups one after the other once
+    all episodes have ended. `board` shows the status of the episodes while they are played.
     """
 
     make_env: Callable[[], Env]
@@ -70,10 +70,10 @@ class Player:
     retries: int = 2
     concurrent: int = 64
     deterministic: bool = False
-    deadlines: Deadlines | None = None  # where shorter than `limits.seconds`
+    deadlines: Deadlines | None = None  # used where shorter than `limits.seconds`
     graders: tuple[Grader, ...] = ()
-    hint: Hint | None = None  # in the prompts of training
-    slots: asyncio.Semaphore | None = None  # shared by several calls, instead of `concurrent` for each
+    hint: Hint | None = None  # for training prompts
+    slots: asyncio.Semaphore | None = None  # limit shared by several calls; None allows each call `concurrent` episodes
     board: StatusBoard = field(default_factory=StatusBoard)
     failures: Failures = field(default_factory=Failures)
 
@@ -91,12 +91,12 @@ class Player:
     ) -> list[Group]:
         """Play `attempts` episodes of each task, and return the graded groups in the order of `tasks`.
 
-        `label` makes their ids unique in a run. Calls with the same `stream` draw the same random numbers for an
-        attempt at a task; without one they draw by their labels. `step` is the training step, for hints and graders.
-        `done` is called with each episode as it ends, `callback` with everything that happens; episodes that it knows
-        to have finished are not played. A program error in one episode that `failures` does not tolerate stops all of
-        them and is raised, with a note that says in which episode it was (an error that many episodes share has its own
-        note).
+        `label` makes the groups' ids unique in a run. Calls with the same `stream` draw the same random numbers for the
+        same attempt at a task; without a `stream`, the random numbers depend on the label. `step` is the training step,
+        for hints and graders. `done` is called with each episode's trajectory as it ends, and `callback` with every
+        event; episodes that `callback` restores are not played. A program error that `failures` does not tolerate stops
+        all episodes and is raised with a note naming its episode, unless it is an error that many episodes share, which
+        has its own note.
         """
         ids = [f"{label}/{index}/{task.id}" for index, task in enumerate(tasks)]
         jobs: list[Job] = []
@@ -114,7 +114,7 @@ class Player:
     async def play(
         self, jobs: Sequence[Job], *, callback: EpisodeCallback, done: Callable[[Trajectory], None] = lambda _: None
     ) -> dict[Key, Trajectory]:
-        """Play one episode for each job, and return the trajectories by key; the rest as in `groups`."""
+        """Play one episode for each job, and return the trajectories by key. Callbacks and errors: see `groups`."""
         trajectories = dict(callback.on_issue(jobs))
         for trajectory in trajectories.values():
             done(trajectory)
@@ -130,7 +130,7 @@ class Player:
         try:
             play_all = self._play_in_waves if self.deterministic else self._play_concurrently
             await play_all(remaining, play_job)
-        except BaseExceptionGroup as several:  # the first error stopped all episodes, and is the one to report
+        except BaseExceptionGroup as several:  # the first error stopped the other episodes
             raise several.exceptions[0] from several
         finally:
             self.board.remove(keys)
@@ -156,7 +156,7 @@ class Player:
                     tasks.create_task(play_job(job, session))
 
     async def _attempt(self, task: Task, attempt: Attempt, session: str, callback: EpisodeCallback) -> Trajectory:
-        """Play one attempt, again from its start for as long as infrastructure fails and retries are left."""
+        """Play one attempt, replaying it from its start after infrastructure failures while retries are left."""
         key = (attempt.group, attempt.number)
         where = f"in task {task.id!r}, attempt {attempt.number} of group {attempt.group!r}"
         faulty = False
@@ -213,10 +213,10 @@ class Player:
 async def grade_groups(
     groups: Sequence[Group], graders: Sequence[Grader], step: int | None, board: StatusBoard
 ) -> list[Group]:
-    """Return the groups after each grader in turn.
+    """Pass the groups through each grader in turn, and return the result.
 
-    If grading is cut short, the graders' states are restored: the groups are graded again when the run resumes, and no
-    grader may learn from them twice.
+    If grading is interrupted, the graders' states are restored: the groups are graded again when the run resumes, and a
+    grader must not learn from them twice.
     """
     graded = list(groups)
     keys = [trajectory.key for group in groups for trajectory in group.trajectories]
@@ -235,7 +235,7 @@ async def grade_groups(
 
 
 async def _close(env: Env, tolerates: Callable[[Exception], bool]) -> None:
-    """Close an environment. The episode's result is kept even if that fails."""
+    """Close an environment. Failures that may be ignored are logged, so that the episode's result is kept."""
     clock = asyncio.timeout(CLOSE_TIMEOUT)
     try:
         async with clock:

@@ -1,4 +1,4 @@
-"""Hints in the prompts of training episodes, faded out over training: rubric scaffolding (RuscaRL)."""
+"""Hints in the prompts of training episodes, faded out over training (rubric scaffolding, RuscaRL)."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from turnstile.types import Task
 
 
 class Hint(Protocol):
-    """(task, attempt, attempts in its group, training step from 1) -> the hint in its prompt; "" for none.
+    """A function (task, attempt, attempts in its group, training step from 1) -> hint for the prompt, "" for none.
 
-    Deterministic, so that an attempt that is played again sees the same hint. It may have a method `check(task)`, which
-    is called with every training task before a model is loaded and raises ConfigError.
+    It must be deterministic, so that an attempt that is played again sees the same hint. It may have a method
+    `check(task)` that raises ConfigError; it is called with every training task before a model is loaded.
     """
 
     def __call__(self, task: Task, attempt: int, attempts: int, step: int) -> str: ...
 
 
 def hint_of(hint: Hint | None, task: Task, attempt: int, attempts: int, step: int | None) -> str:
-    """Return an attempt's hint: "" without a hint, and outside of training (`step` None)."""
+    """Return an attempt's hint, or "" if `hint` is None or the attempt is not for training (`step` None)."""
     return "" if hint is None or step is None else hint(task, attempt, attempts, step)
 
 
 class RubricHint:
-    """Shows some of a task's criteria in the prompt: round(group share * step share * N) of N.
+    """Shows some of a task's N criteria in the prompt, namely round(group share * step share * N) of them.
 
-    They are drawn at random by seed, task, attempt and step (RuscaRL, arXiv 2508.16949). Tokens sampled after that
-    prompt are trained after that prompt.
+    The criteria are drawn at random by seed, task, attempt and step (RuscaRL, arXiv 2508.16949). Training uses the
+    prompt with the hint, as sampling did.
 
-    The group share (`within = "linear"`) is (G - 1 - i) / (G - 1) for attempt i of G: the first attempt sees the most
-    and the last none, so that they differ; with `none` all attempts see equally many. The step share is 1 / (1 +
-    exp(`steepness` * (x - `midpoint`))) of the fraction x of training that is done, (step - 1) / (steps - 1), with the
-    paper's numbers for its medical tasks; `decay = "linear"` is 1 - x, `none` stays 1. A group of one has the share 1,
-    and so has a run of one step.
+    With `within = "linear"`, the group share is (G - 1 - i) / (G - 1) for attempt i of G: the first attempt sees the
+    most criteria and the last none. With `within = "none"` it is 1 for all attempts. The step share depends on the
+    fraction x = (step - 1) / (steps - 1) of training that is done: it is 1 / (1 + exp(`steepness` * (x - `midpoint`)))
+    with `decay = "sigmoid"`, 1 - x with "linear", and 1 with "none". The defaults are the paper's values for its
+    medical tasks. The group share is 1 in a group of one, and the step share is 1 in a run of one step.
 
-    The criteria are the task's, `data[key]`: name -> criterion, or a list; otherwise those of the recipe's grader
-    `rubric` or `checklist`. Raises ConfigError for a task without criteria, and for knobs outside their range.
+    The criteria are the task's `data[key]`, a mapping from names to criteria or a list of criteria; without that entry
+    they are those of the recipe's grader `rubric` or `checklist`. Raises ConfigError for a task without criteria, and
+    for knobs outside their range.
     """
 
     def __init__(
@@ -71,13 +72,13 @@ class RubricHint:
 
     def __call__(self, task: Task, attempt: int, attempts: int, step: int) -> str:
         """Return the heading and the criteria that an attempt is shown; "" if it is shown none."""
-        criteria = self._of(task)
-        count = round(self.share(attempt, attempts, step) * len(criteria))
+        criteria = self._criteria_of(task)
+        count = round(self.shown_fraction(attempt, attempts, step) * len(criteria))
         drawn = random.Random(f"{self._seed}/{task.id}/{attempt}/{step}/rubric").sample(range(len(criteria)), count)
         return "\n".join([self._heading, *(f"- {criteria[place]}" for place in sorted(drawn))]) if drawn else ""
 
-    def share(self, attempt: int, attempts: int, step: int) -> float:
-        """Return the share of the criteria that an attempt of a group is shown at a step, in [0, 1]."""
+    def shown_fraction(self, attempt: int, attempts: int, step: int) -> float:
+        """Return the fraction of the criteria that an attempt of a group is shown at a step, in [0, 1]."""
         group = 1.0 if attempts == 1 or self._within == "none" else (attempts - 1 - attempt) / (attempts - 1)
         if self._steps <= 1 or self._decay == "none":
             return group
@@ -88,9 +89,9 @@ class RubricHint:
 
     def check(self, task: Task) -> None:
         """Raise ConfigError if neither the task nor the recipe has criteria."""
-        self._of(task)
+        self._criteria_of(task)
 
-    def _of(self, task: Task) -> list[str]:
+    def _criteria_of(self, task: Task) -> list[str]:
         found = task.data.get(self._key, self._criteria)
         texts = list(found.values()) if isinstance(found, Mapping) else found
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):

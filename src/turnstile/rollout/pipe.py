@@ -1,4 +1,4 @@
-"""A pipe between two processes: each end sends messages to the other."""
+"""A pipe between two processes, over which each sends messages to the other."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ OnMessage = Callable[[Any], Any]
 """
 
 MAX_QUEUED = 256
-"""Unwritten messages before a sender waits, which is more than training ever has."""
+"""Number of unwritten messages at which a sender waits, more than training ever queues."""
 
 
 class Pipe:
     """One end of the pipe.
 
-    One thread reads and another writes, so that neither process waits while the other computes or is still starting.
+    One thread reads and another writes, so neither process waits while the other is computing or starting.
     """
 
     def __init__(
@@ -36,9 +36,10 @@ class Pipe:
         on_message: OnMessage = lambda message: message,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the threads, in a running event loop.
+        """Start the threads. Requires a running event loop.
 
-        The reading thread calls `on_close` when the pipe is closed. `receive` returns what `on_message` raises.
+        The reading thread calls `on_close` when the pipe is closed. An exception raised by `on_message` is returned by
+        `receive`.
         """
         self._socket = end
         self._on_message, self._on_close = on_message, on_close
@@ -52,19 +53,19 @@ class Pipe:
         self._writer.start()
 
     def send(self, message: Any) -> None:
-        """Queue a message. Raises what pickle raises if it cannot be pickled.
+        """Queue a message, waiting if the queue is full. Raises what pickle raises if the message cannot be pickled.
 
-        If the other end is gone the message is lost, which `receive` reports.
+        If the other end is gone, the message is lost; `receive` then reports that the pipe is closed.
         """
         self._outgoing.put(pickle.dumps(message))
 
     def finish_sending(self) -> None:
-        """Wait until all queued messages are written. Nothing can be sent afterwards."""
+        """Wait until all queued messages are written. Messages sent afterwards are never written."""
         self._outgoing.put(None)
         self._writer.join()
 
     async def receive(self) -> Any:
-        """Return the next message, or the exception that reading it raised; always None once the pipe is closed."""
+        """Return the next message, or the exception raised while reading it. Always None once the pipe is closed."""
         message = await self._incoming.get()
         if message is None:
             self._incoming.put_nowait(None)
@@ -76,7 +77,7 @@ class Pipe:
         return self._incoming.qsize()
 
     def shutdown(self) -> None:
-        """Close the connection for both ends; the threads go on until `close`."""
+        """Close the connection for both ends. The threads keep running until `close`."""
         with contextlib.suppress(OSError):  # the other end closed first
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -112,5 +113,5 @@ class Pipe:
                 return
 
     def _deliver(self, message: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing is waiting
             self._loop.call_soon_threadsafe(self._incoming.put_nowait, message)

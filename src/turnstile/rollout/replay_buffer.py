@@ -1,4 +1,4 @@
-"""The replay buffer: attempts of earlier steps that are trained on again."""
+"""The replay buffer, which holds attempts of earlier steps for training on them again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turnstile.types import F32, Group, Score
 
 @dataclass(kw_only=True, slots=True)
 class _StoredAttempt:
-    """One attempt, alone in its group, the step that played it, and how often it was drawn."""
+    """One attempt as a group of its own, the step that played it, and how often it was drawn."""
 
     group: Group
     step: int
@@ -32,9 +32,10 @@ class _StoredAttempt:
 class ReplayBuffer:
     """Holds the last `size` attempts that were trained on with a positive advantage.
 
-    A step draws up to `batch` of them, by `seed` and its number alone. An attempt leaves after `uses` draws, or once
-    its advantage is no longer positive; the oldest make room for new ones. A checkpoint stores only which attempts are
-    held: the episodes themselves are in the record of the run. With `size` 0 the buffer stays empty.
+    Each step draws up to `batch` of them; the draw depends only on `seed`, the step's number and the attempts held. An
+    attempt is dropped after `uses` draws, or once its advantage is no longer positive, and the oldest make room for new
+    ones. A checkpoint stores only which attempts are held; the episodes themselves are in the run's record. With `size`
+    0 the buffer stays empty.
     """
 
     def __init__(self, run: Path, *, size: int, batch: int, uses: int, seed: int) -> None:
@@ -43,7 +44,7 @@ class ReplayBuffer:
         self._taken: list[_StoredAttempt] = []
 
     def draw(self, step: int) -> list[Group]:
-        """Draw the attempts that a step trains on again; those of one group come as one Group."""
+        """Draw the attempts that a step trains on again. Attempts of the same group are returned as one Group."""
         draw = random.Random(f"{self._seed}/{step}/buffer")
         places = sorted(draw.sample(range(len(self._kept)), min(self._batch, len(self._kept))))
         self._taken = [self._kept[place] for place in places]
@@ -61,10 +62,10 @@ class ReplayBuffer:
         advantages: Sequence[Sequence[Sequence[F32]]],
         passes: Sequence[Collection[Key]],
     ) -> None:
-        """Update the buffer with what a step trained on.
+        """Update the buffer with the attempts that a step trained on.
 
-        `groups` are those that the step played and those that were drawn, `advantages` theirs,
-        [group][trajectory][turn] -> f32[n], and `passes` names the attempts trained on in each pass.
+        `groups` are the groups that the step played and those it drew, `advantages` are theirs,
+        [group][trajectory][turn] -> f32[n], and `passes` gives the keys of the attempts trained on in each pass.
         """
         trained = {key for keys in passes for key in keys}
         good = {
@@ -81,10 +82,10 @@ class ReplayBuffer:
         self._kept = [*left, *fresh][-self._size :] if self._size else []
 
     def metrics(self, step: int) -> dict[str, float]:
-        """Return the metrics of a step.
+        """Return the buffer's metrics for a step, or none with `size` 0.
 
-        replay_buffer/kept (attempts), replay_buffer/again (those that the step draws) and replay_buffer/age (their mean
-        age in steps); none with `size` 0.
+        They are replay_buffer/kept (number of attempts held), replay_buffer/again (number that the step drew) and, if
+        it drew any, replay_buffer/age (their mean age in steps).
         """
         if not self._size:
             return {}
@@ -97,7 +98,7 @@ class ReplayBuffer:
         return {"kept": [[stored.step, *stored.key, stored.used] for stored in self._kept]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Read the episodes of a saved state from the record. Raises CheckpointError if one is missing."""
+        """Load the attempts of a saved state from the record. Raises CheckpointError if one is missing."""
         saved = [(int(step), (str(group), int(attempt)), int(used)) for step, group, attempt, used in state["kept"]]
         played: dict[Key, Group] = {}
         for step in sorted({step for step, *_ in saved}):
@@ -114,8 +115,8 @@ class ReplayBuffer:
 
 
 def without_baseline(scores: Sequence[Sequence[Score]]) -> list[list[Score]]:
-    """Return the scores of replayed attempts with `in_baseline` off.
+    """Return the scores of replayed attempts with `in_baseline` set to False.
 
-    They are compared with the attempts played now, but do not enter those attempts' baseline.
+    They are then compared with the baseline of the attempts played now, without changing it.
     """
     return [[replace(score, in_baseline=False) for score in own] for own in scores]

@@ -1,4 +1,4 @@
-"""The records of a run: its ledger and its journal, kept together while steps are played and trained."""
+"""The records of a run: its ledger and its journal, updated together as steps are played and trained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from turnstile.types import Group, Score, Stop, Trajectory, Turn
 
 
 class RunRecords:
-    """Keeps the state of every training attempt, in the ledger, and its turns, in the journal."""
+    """Records the state of every training attempt in the ledger and its turns in the journal."""
 
     def __init__(self, run: Path) -> None:
         self.ledger = Ledger(run)
@@ -30,18 +30,18 @@ class RunRecords:
         scores: Sequence[Sequence[Score]],
         passes: Sequence[Sequence[Key]],
     ) -> None:
-        """Record the result of a step for each attempt of its groups.
+        """Record the final state of each attempt in a step's groups.
 
-        `passes` names the attempts that were trained on in each pass over the step's rows.
+        `passes` gives the keys of the attempts that were trained on in each pass over the step's rows.
         """
         used = {key for keys in passes for key in keys}
         pairs = zip(groups, scores, strict=True)
         self.ledger.finalize(step, [each for pair in pairs for each in _dispositions(*pair, used)], passes)
 
     def commit(self, step: int, digest: str, oldest: int) -> None:
-        """Commit the checkpoint of `step`, and drop the journal up to step `oldest`.
+        """Commit the checkpoint of `step`, and drop the journal up to and including step `oldest`.
 
-        No run resumes before the checkpoint of `oldest`, so nothing reads that part of the journal any more.
+        No run resumes before the checkpoint of `oldest`, so that part of the journal is no longer needed.
         """
         self.ledger.commit(step, digest)
         self.journal.drop_until(oldest)
@@ -52,7 +52,7 @@ class RunRecords:
 
 
 class StepRecords(EpisodeCallback):
-    """Records the episodes of one training step; those that finished before an interruption are not played again."""
+    """Records the episodes of one training step, and restores those that finished before an interruption."""
 
     def __init__(self, records: RunRecords, step: int) -> None:
         self._records = records
@@ -65,7 +65,7 @@ class StepRecords(EpisodeCallback):
         finished = {
             key: trajectory
             for key, trajectory in self._records.journal.finished_attempts(self._step).items()
-            if key in tasks and trajectory.stop is not Stop.ERROR  # which is played again
+            if key in tasks and trajectory.stop is not Stop.ERROR  # failed attempts are played again
         }
         self._records.ledger.issue(self._step, tasks.items(), finished)
         self.restored = len(finished)
@@ -84,9 +84,10 @@ class StepRecords(EpisodeCallback):
 
 
 def _dispositions(group: Group, scores: Sequence[Score], used: set[Key]) -> Iterable[Disposition]:
-    """Yield each attempt's final state, and why it was left out of training where it was.
+    """Yield each attempt's final state, with the reason if it was not trained on.
 
-    The reason is how the episode ended (`[on_stop]` of the recipe), or that all advantages of its group are zero.
+    For an attempt that did not fail, the reason is how the episode ended (`[on_stop]` of the recipe), that all
+    advantages of its group are zero, or that it has nothing to train.
     """
     zero_advantage = all(trajectory.key not in used for trajectory in group.trajectories)
     for trajectory, score in zip(group.trajectories, scores, strict=True):

@@ -1,7 +1,7 @@
-"""Sources of a step's groups, as the training loop sees them.
+"""Sources that provide each training step with its groups.
 
-Groups are played in turn with training, played ahead of it by another process (`rollout.max_staleness`), or read from
-the record of a run.
+Groups are played alternately with training, played ahead of it by another process (`rollout.max_staleness`), or read
+from the record of a run.
 """
 
 from __future__ import annotations
@@ -27,42 +27,45 @@ Say = Callable[[str], None]
 
 
 class Publisher(Protocol):
-    """The part of an engine that training uses: new weights in, sampling statistics out."""
+    """The part of an engine that training uses: it takes new weights and reports sampling statistics."""
 
     def publish(self, version: int) -> None:
-        """Sample with the current weights from now on, as version `version`."""
+        """Use the current weights for sampling from now on, as version `version`."""
 
     def take_stats(self) -> dict[str, float]:
-        """Return what sampling cost since the last call."""
+        """Return the sampling statistics accumulated since the last call."""
 
 
 class GroupSource(Protocol):
-    """Gives each step its groups, complete, and takes new weights."""
+    """Provides each step with its complete groups, and takes new weights."""
 
     async def next(self, step: int, report_progress: ReportProgress) -> list[Group]:
         """Return the groups of a step, once all its episodes have ended."""
         ...
 
     def publish(self, version: int) -> None:
-        """Publish the weights after step `version`; tokens sampled from now on are of that version."""
+        """Publish the weights after step `version`. Tokens sampled from now on have that version."""
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """Return the position in the tasks after the last finished step: small JSON for a checkpoint."""
+        """Return the position in the tasks after the last finished step, as small JSON for a checkpoint."""
         ...
 
     def take_stats(self) -> dict[str, float]:
-        """Return what sampling cost since the last call."""
+        """Return the sampling statistics accumulated since the last call."""
         ...
 
 
 def group_prefix(step: int) -> str:
-    """Return what the ids of a step's groups begin with."""
+    """Return the prefix of the ids of a step's groups."""
     return f"train/{step}"
 
 
 def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """Return how many versions a step's sampled tokens are behind `version`, with which it begins."""
+    """Return the mean and the maximum of how many versions a step's sampled tokens are behind `version`.
+
+    `version` is that of the weights with which the step begins.
+    """
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
     if not turns:
         return {"staleness/mean": 0.0, "staleness/max": 0.0}
@@ -72,9 +75,9 @@ def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
 
 @dataclass(kw_only=True, slots=True)
 class SyncSource:
-    """Plays groups when training asks for them, with its current weights.
+    """Plays groups with the current weights when training asks for them.
 
-    Of an interrupted step only unfinished episodes are played; `say` reports how many were restored.
+    When a step was interrupted, only its unfinished episodes are played; `say` reports how many were restored.
     """
 
     player: Player
@@ -115,15 +118,15 @@ class SyncSource:
 
 
 def restored_message(step: int, number: int, total: int) -> str:
-    """Return the line that says how many of a step's episodes were restored."""
+    """Return the message that says how many of a step's episodes were restored."""
     return f"step {step}: {number} of {total} episodes had finished before, and were not played again"
 
 
 @dataclass(kw_only=True, slots=True)
 class ReplaySource:
-    """The groups of a recorded run, step by step, without an engine or an environment.
+    """Replays the groups of a recorded run, step by step, without an engine or an environment.
 
-    Raises ReplayError if the record ends too early, or is of other tasks.
+    `next` raises ReplayError if the record ends too early or is from other tasks.
     """
 
     run: Path
@@ -139,7 +142,7 @@ class ReplaySource:
         return groups
 
     def publish(self, version: int) -> None:
-        """Advance the tasks; no engine samples with the weights."""
+        """Advance the tasks. The weights are not published, since nothing is sampled."""
         self.sampler.next(self.groups)
 
     def state(self) -> Mapping[str, Any]:
@@ -150,7 +153,10 @@ class ReplaySource:
 
 
 def recorded_entries(run: Path, step: int, tasks: Sequence[Task]) -> Iterator[Entry]:
-    """Yield what a run recorded of these tasks in a step, in their order. Raises ReplayError if a group is missing."""
+    """Yield the recorded entry of each task's group in a step, in the order of `tasks`.
+
+    Raises ReplayError if a group is missing.
+    """
     entries = {entry.group.id: entry for entry in read_record(run, phase="train", step=step)}
     for index, task in enumerate(tasks):
         name = f"{group_prefix(step)}/{index}/{task.id}"

@@ -1,4 +1,4 @@
-"""The minimum of tokens to compute for a group's episodes: each shared prefix counts once."""
+"""The minimum number of tokens to compute for a group's episodes, counting each shared prefix once."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from turnstile.types import Group, Trajectory
 
 
 def tree_tokens(group: Group) -> int:
-    """Return the number of nodes of the prefix tree over all contexts of a group, without each context's last token.
+    """Return the number of nodes in the prefix tree of a group's contexts, each without its last token.
 
-    An engine that computes every token once computes exactly these; the last token of a context is never fed to the
-    model.
+    This is what an engine computes that computes each shared prefix once; the last token of a context is never fed to
+    the model.
     """
     paths = sorted(path for trajectory in group.trajectories for path in _contexts(trajectory))
     # In sorted order the longest prefix that a path shares with any earlier one is shared with its predecessor.
     nodes, before = 0, b""
     for path in paths:
-        nodes += (len(path) - _common(before, path)) // TOKEN_BYTES
+        nodes += (len(path) - _common_prefix_bytes(before, path)) // TOKEN_BYTES
         before = path
     return nodes
 
@@ -29,22 +29,22 @@ TOKEN_BYTES = 4
 
 
 def _contexts(trajectory: Trajectory) -> Iterator[bytes]:
-    """Yield the contexts of one episode without their last tokens: one, and one more for each rewrite."""
+    """Yield the contexts of one episode, each without its last token. Each rewrite starts another context."""
     pieces: list[np.ndarray] = []
     for turn in trajectory.turns:
         if turn.fresh:
-            yield _bytes(pieces)
+            yield _path_bytes(pieces)
             pieces = []
         pieces += [turn.context_ids, turn.completion.token_ids]
-    yield _bytes(pieces)
+    yield _path_bytes(pieces)
 
 
-def _bytes(pieces: list[np.ndarray]) -> bytes:
+def _path_bytes(pieces: list[np.ndarray]) -> bytes:
     return np.concatenate(pieces).astype(">i4")[:-1].tobytes() if pieces else b""
 
 
-def _common(one: bytes, other: bytes) -> int:
-    """Return how many bytes of whole tokens two paths share at their start."""
+def _common_prefix_bytes(one: bytes, other: bytes) -> int:
+    """Return the length in bytes of the longest common prefix of two paths, in whole tokens."""
     length = min(len(one), len(other)) // TOKEN_BYTES
     if length == 0:
         return 0

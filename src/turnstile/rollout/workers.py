@@ -1,6 +1,6 @@
-"""The worker process that plays episodes while training computes: the messages, and training's end of the pipe.
+"""The worker process that plays episodes while training computes: its messages and training's end of the pipe.
 
-`runs.worker` is the other end.
+The worker's end is in `runs.worker`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from turnstile.types import Task, Trajectory, Turn
 MODULE = "turnstile.runs.worker"
 LOG = "worker.log"
 """The file of a run folder that holds the worker's output."""
-MAX_LINES = 20  # of its output that are passed on at once
-MAX_BYTES = 2**16  # from the end of the output, in which those lines are looked for
-GRACE_SECONDS = 10.0  # for the worker to close its sandboxes, before it is killed
-SHORT_GRACE_SECONDS = 1.5  # the same when training is being stopped
+MAX_LINES = 20  # lines of its output passed on at once
+MAX_BYTES = 2**16  # bytes at the end of the output that are searched for those lines
+GRACE_SECONDS = 10.0  # time for the worker to close its sandboxes before it is killed
+SHORT_GRACE_SECONDS = 1.5  # the same, when training is being stopped
 
 
 @dataclass(frozen=True, slots=True)
 class PlayJobs:
-    """To the worker: play these jobs, in this order of preference."""
+    """To the worker: play these jobs, preferring earlier ones."""
 
     jobs: Sequence[tuple[Task, Attempt]]
 
@@ -49,7 +49,7 @@ class WeightUpdate:
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """From the worker: an attempt is played from its start."""
+    """From the worker: an attempt has started from its beginning."""
 
     attempt: Attempt
 
@@ -65,9 +65,10 @@ class TurnReached:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnded:
-    """From the worker: an attempt ended; `will_retry` if it is played once more.
+    """From the worker: an attempt ended. `will_retry` is true if it is played again.
 
-    The trajectory comes without its turns, which were sent before. `stats` is what sampling cost since the last one.
+    The trajectory comes without its turns, which were sent before. `stats` holds the sampling statistics since the last
+    such message.
     """
 
     trajectory: Trajectory
@@ -80,28 +81,28 @@ Event = AttemptStarted | TurnReached | AttemptEnded
 
 @dataclass(frozen=True, slots=True)
 class StatusCounts:
-    """From the worker, now and then: how many episodes have which status."""
+    """From the worker, from time to time: the number of episodes in each status."""
 
     counts: Mapping[EpisodeStatus, int]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFault:
-    """From the worker, which has exited: the error of an episode, or of the worker itself."""
+    """From the worker as it exits: the error of an episode or of the worker itself."""
 
     error: BaseException
     where: str
 
 
 class Worker:
-    """Training's handle of the worker process. Create it in a running event loop."""
+    """Training's handle to the worker process. Must be created in a running event loop."""
 
     def __init__(self, setup: Any, *, log: Path, on_message: OnMessage = lambda message: message) -> None:
         """Start the process.
 
-        `runs.worker` builds its parts from `setup`. What the process prints is appended to the file `log`, and its
-        messages are passed to `on_message` as they arrive, in a thread. Raises ConfigError for a setup that cannot be
-        pickled.
+        `setup` is sent to `runs.worker`, which builds its parts from it. The process's output is appended to the file
+        `log`, and its messages are passed to `on_message` in a thread as they arrive. Raises ConfigError if `setup`
+        cannot be pickled.
         """
         self._log = _LogTail(log)
         local_end, worker_end = socket.socketpair()
@@ -136,9 +137,9 @@ class Worker:
         self._pipe.send(message)
 
     async def receive(self) -> Any:
-        """Return what `on_message` made of the next message.
+        """Return the result of `on_message` for the next message.
 
-        Raises EngineError when the worker died, the error that ended it, and what `on_message` raised.
+        Raises EngineError if the worker died, the worker's error if it reported one, and what `on_message` raised.
         """
         message = await self._pipe.receive()
         if message is None:
@@ -156,7 +157,7 @@ class Worker:
         return await self._pipe.pending()
 
     def new_output(self) -> list[str]:
-        """Return the lines that the worker printed since the last call, each with its process id."""
+        """Return the lines that the worker printed since the last call, each prefixed with the worker's process id."""
         return [f"worker process {self.pid}: {line}" for line in self._log.new_lines()]
 
     async def close(self, *, grace: float = GRACE_SECONDS) -> None:
@@ -171,14 +172,14 @@ class Worker:
 
 
 class _LogTail:
-    """Reads a file that another process appends to, from where the last call ended."""
+    """Reads the lines that another process appends to a file, continuing after the last call."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read = path.stat().st_size if path.exists() else 0
 
     def new_lines(self) -> list[str]:
-        """Return the complete lines since the last call, the last ones if there are many."""
+        """Return the complete lines since the last call, or only the last ones if there are too many."""
         with self._path.open("rb") as file:
             begin = max(self._read, file.seek(0, os.SEEK_END) - MAX_BYTES)
             file.seek(begin)

@@ -1,4 +1,4 @@
-"""The Python entry point: what `turnstile train` does, from a notebook, a script or a test."""
+"""The Python entry point, which does what `turnstile train` does from a notebook, a script or a test."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def train(
     fresh: bool = False,
     overfit: str | None = None,
 ) -> dict[str, Any]:
-    """Train as a recipe says: the path of a TOML file, the same as nested mappings, or a `Recipe`.
+    """Train by a recipe, given as the path of a TOML file, as nested mappings with the same contents, or as a `Recipe`.
 
-    `env` is anything that makes an environment when called with the recipe's `env` knobs, `reward` a function `(task,
-    trajectory) -> float`, `tasks` and `heldout` are lists in place of the recipe's files. The run goes to the folder
-    `run`, by default runs/NAME; a second call continues it where it was stopped, and `fresh` starts it anew. Returns
-    `results` (evaluation name -> list of EpisodeResult), `report` (path), `run` and `step`. Must not be called from
-    inside a running event loop; in a notebook use `await asyncio.to_thread(turnstile.train, ...)`.
+    `env` is a callable that makes an environment when called with the recipe's `env` knobs, `reward` is a function
+    `(task, trajectory) -> float`, and `tasks` and `heldout` are lists that replace the recipe's files. The run is
+    written to the folder `run`, by default runs/NAME. A second call continues it where it stopped, and `fresh` starts
+    it anew. Returns `results` (evaluation name -> list of EpisodeResult), `report` (path), `run` and `step`. Must not
+    be called from inside a running event loop; in a notebook use `await asyncio.to_thread(turnstile.train, ...)`.
     """
     if isinstance(recipe, Mapping):
         recipe = make_recipe(recipe, env=env)

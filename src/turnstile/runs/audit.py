@@ -1,4 +1,4 @@
-"""`turnstile audit`: a run's ledger beside its recipe, and two runs beside each other."""
+"""`turnstile audit`: the audit of a run's ledger against its recipe, and the comparison of two runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from turnstile.trainer import checkpoint
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Audited:
-    """The audit of a run's ledger, the number of steps of its recipe, and the staleness of each logged step.
+    """The audit of a run's ledger, the number of steps in its recipe, and the staleness of each logged step.
 
-    Staleness is how many versions its tokens were behind, on average and at most.
+    Staleness is how many versions a step's tokens were behind, as (mean, maximum).
     """
 
     audit: Audit
@@ -26,9 +26,9 @@ class Audited:
 
 
 def audit_run(run: Path, *, record: bool = False) -> Audited:
-    """Audit the ledger of a run.
+    """Audit the ledger of a run. With `record`, also compare it with the record.
 
-    Raises ConfigError for a folder that is not a run, LedgerError if its ledger is missing or damaged.
+    Raises ConfigError for a folder that is not a run, and LedgerError if its ledger is missing or damaged.
     """
     recipe = read_recipe(run)
     train, rollout = recipe.train, recipe.rollout
@@ -47,27 +47,27 @@ def audit_run(run: Path, *, record: bool = False) -> Audited:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """The differences between two runs: keys of the recipe, packages, and where their records part.
+    """The differences between two runs: keys of the recipe, versions, and the first difference between their records.
 
-    If all that was recorded is equal, also the step after which the weights differ.
+    If the records are equal, `weights` is the first step whose weights differ, or None if there is none.
     """
 
     recipe: list[str]
     versions: list[str]
     record: RecordDifference | None
-    equal_until: int  # the last step that both recorded alike, if the records do not part
+    equal_until: int  # the last step up to which the records are equal
     weights: int | None
 
     @property
     def same(self) -> bool:
-        """Whether everything that both have is equal."""
+        """Whether the parts of the records and checkpoints that both runs have are equal."""
         return self.record is None and self.weights is None
 
 
 def compare_runs(one: Path, other: Path) -> Difference:
-    """Find where two runs part.
+    """Return the differences between two runs.
 
-    Raises ConfigError for a folder that is not a run, TurnstileError for one without a record.
+    Raises ConfigError for a folder that is not a run, and TurnstileError for a run without a record.
     """
     ours, theirs = read_resolved(one), read_resolved(other)
     recipe, another = (read_recipe(run).model_dump(mode="json") for run in (one, other))

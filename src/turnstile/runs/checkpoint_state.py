@@ -1,4 +1,4 @@
-"""The state of a run that a checkpoint keeps: saved, committed in the ledger, pruned and restored."""
+"""The state of a run that checkpoints store, and how it is saved, committed in the ledger, pruned and restored."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from turnstile.trainer.loop import LoopState
 from turnstile.wiring.learning import make_learned
 
 HELDOUT = "heldout/"
-"""train.keep_best of an evaluation's mean instead of a metric of the steps."""
+"""Prefix in `train.keep_best` that selects by the mean of held-out evaluations instead of a step's metric."""
 
 
 def open_run_records(run: Path) -> RunRecords:
@@ -45,7 +45,7 @@ def open_run_records(run: Path) -> RunRecords:
 
 
 class CheckpointState:
-    """The state that a checkpoint keeps, with its saving and restoring."""
+    """The state that checkpoints store, with methods to save and restore it."""
 
     def __init__(self, run: RunContext, learner: Learner, estimator: Estimator) -> None:
         self.run = run
@@ -53,28 +53,30 @@ class CheckpointState:
         self.learned: AuxiliaryModel | None = None
         self._estimator = estimator
         self.sampler = TaskSampler(run.train_tasks, seed=run.recipe.seed)
-        self.tasks_at: Callable[[], Mapping[str, Any]] = self.sampler.state  # after the last finished step
+        self.tasks_at: Callable[[], Mapping[str, Any]] = (
+            self.sampler.state
+        )  # gives the position after the last finished step
         buffer = run.recipe.replay_buffer
         self.buffer = ReplayBuffer(
             run.folder, size=buffer.size, batch=buffer.batch, uses=buffer.uses, seed=run.recipe.seed
         )
         self.alarms: dict[str, Alarm] = standard_alarms()
         self.progress = LoopState()
-        self.scores: dict[int, float] = {}  # of steps with a checkpoint, by train.keep_best
+        self.scores: dict[int, float] = {}  # metric of train.keep_best by step
         self._folder = run.folder / "checkpoints"
 
     def begin(self) -> None:
-        """Make the auxiliary model of the estimator, if any. It may start as a copy of the policy as RL finds it."""
+        """Make the estimator's auxiliary model, if any. It may start as a copy of the policy at the start of RL."""
         self.learned = make_learned(self.run.recipe, self._estimator, self.learner)
 
     def save(self, progress: LoopState, metrics: Mapping[str, float]) -> None:
-        """Save a checkpoint, name it in the ledger, and delete those that are no longer kept.
+        """Save a checkpoint, commit it in the ledger, and delete checkpoints that are no longer kept.
 
-        A step is done when the ledger names its checkpoint, so what it played and logged is put on the disk before.
+        A step is done once the ledger names its checkpoint, so its record and metrics are flushed to the disk first.
         """
         self.run.recorder.sync()
         self.run.tracker.sync()
-        self._note(progress.step, metrics)
+        self._store_score(progress.step, metrics)
         state = {
             "credit": dict(progress.credit),
             "sampler": dict(self.tasks_at()),
@@ -91,32 +93,32 @@ class CheckpointState:
         last = [step for step in sorted({*records.ledger.committed(), saved.step}) if step <= saved.step]
         last = last[-recipe.train.keep :]
         records.commit(saved.step, saved.digest, min(last))
-        checkpoint.prune(self._folder, {*last, *self._best()})
+        checkpoint.prune(self._folder, {*last, *self._best_step()})
 
     def save_if_new(self) -> None:
-        """Save the last complete step of a run that is stopped, if it is not saved yet."""
+        """Save the last complete step when a run is stopped, if it is not saved yet."""
         if self.progress.step not in self.run.records.ledger.committed():
             self.save(self.progress, {})
 
-    def _note(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Remember the step's metric by which the best checkpoint is chosen."""
+    def _store_score(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Store the step's value of the metric that `train.keep_best` names."""
         name = self.run.recipe.train.keep_best
         if name and metrics and not name.startswith(HELDOUT):
             if name not in metrics:
                 raise ConfigError(f"train.keep_best = {name!r} is nothing that a step logs; {nearest(name, metrics)}")
             self.scores[step] = metrics[name]
 
-    def _best(self) -> list[int]:
-        """Return the step whose checkpoint is kept for being the best, if any; of equal ones, the first."""
+    def _best_step(self) -> list[int]:
+        """Return a list with the step of the best checkpoint, the first of equal ones, or an empty list."""
         name = self.run.recipe.train.keep_best
         scores = self.scores
         if name.startswith(HELDOUT):
-            scores = _heldout(read_results(self.run.folder), name.removeprefix(HELDOUT))
+            scores = _heldout_means(read_results(self.run.folder), name.removeprefix(HELDOUT))
         scores = {step: score for step, score in scores.items() if self._folder.joinpath(f"step-{step:06d}").is_dir()}
         return [max(scores, key=lambda step: (scores[step], -step))] if scores else []
 
     def restore(self) -> bool:
-        """Restore the newest intact checkpoint committed in the ledger; return whether there was one."""
+        """Restore the newest intact checkpoint committed in the ledger, and return whether there was one."""
         records = self.run.records
         found, complaints = checkpoint.latest(self._folder, records.ledger.committed())
         for line in complaints:
@@ -133,7 +135,7 @@ class CheckpointState:
             torch.set_num_threads(int(found.state["threads"]))
         self.sampler.restore(found.state["sampler"])
         self.buffer.restore(found.state.get("buffer", {"kept": []}))
-        with rng.preserved():  # its initial weights are replaced below
+        with rng.preserved():  # making it must not draw random numbers; its initial weights are replaced below
             self.begin()
         if self.learned is not None:
             checkpoint.restore_auxiliary(found, self.learned)
@@ -152,7 +154,7 @@ class CheckpointState:
 
 
 def _is_later(evaluation: str, step: int, steps: int) -> bool:
-    """Return whether an evaluation was of weights from after `step`, to which the run has gone back."""
+    """Return whether an evaluation used weights from after `step`, to which the run has gone back."""
     numbered = re.fullmatch(r"step-(\d+)", evaluation)
     return step < (int(numbered[1]) if numbered else steps if evaluation == FINAL else 0)
 
@@ -160,7 +162,7 @@ def _is_later(evaluation: str, step: int, steps: int) -> bool:
 def check_keep_best(recipe: Recipe, env: Callable[..., Env] | None = None) -> None:
     """Raise ConfigError if `train.keep_best` names a held-out mean that evaluations do not have.
 
-    What they have is unknown, and not checked, if `env` is a function.
+    Nothing is checked if the environment is made by a function, since its rates are then unknown.
     """
     name, env = recipe.train.keep_best, env or resolve("env", recipe.env.kind)
     if not name.startswith(HELDOUT) or not isinstance(env, type):
@@ -170,8 +172,8 @@ def check_keep_best(recipe: Recipe, env: Callable[..., Env] | None = None) -> No
         raise ConfigError(f"train.keep_best = {name!r}: evaluations have no {wanted!r}; {nearest(wanted, known)}")
 
 
-def _heldout(results: Mapping[str, Sequence[EpisodeResult]], of: str) -> dict[int, float]:
-    """Return the mean of a rate or a number in each intermediate evaluation that has it, by step."""
+def _heldout_means(results: Mapping[str, Sequence[EpisodeResult]], of: str) -> dict[int, float]:
+    """Return the mean of a rate or number in each intermediate evaluation that has it, by step."""
     means = {
         int(name.removeprefix("step-")): float(np.mean([result.value(of) for result in with_verdict(found)]))
         for name, found in results.items()

@@ -1,4 +1,4 @@
-"""All that can be wrong with a recipe and its tasks, checked before a model is loaded or a folder is made."""
+"""The checks of a recipe and its tasks that run before a model is loaded or a folder is made."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def check_parts(
     reward: Callable[..., Any] | None = None,
     plays: bool = True,
 ) -> CheckedParts:
-    """Make the parts of a run that need no model, after the checks of `wiring.recipe_check.check_recipe`.
+    """Check a recipe and its tasks, and return the parts of a run that need no model.
 
-    `env` and `reward` take the place of the recipe's; without `plays` no episode is to be played, as in a replay.
-    Raises ConfigError or TaskError for the first thing that is wrong.
+    `wiring.recipe_check.check_recipe` is expected to have passed. `env` and `reward` replace the recipe's. `plays` is
+    False if no episode will be played, as in a replay. Raises ConfigError or TaskError for the first error found.
     """
     refuse_failed(recipe, train_tasks, heldout)
     check_kinds(recipe, env)

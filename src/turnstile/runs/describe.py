@@ -1,4 +1,4 @@
-"""`turnstile tasks describe`: repository tasks, and a model that words their problem statements."""
+"""`turnstile tasks describe`: a model in this process that words the problem statements of repository tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def describe_tasks(
     max_tokens: int = 256,
     done: Callable[[Described], None] = lambda one: None,
 ) -> list[Described]:
-    """Have a chat model in this process write problem statements; see `swe.bugs.describe.describe`."""
+    """Write problem statements with a chat model in this process. See `swe.bugs.describe.describe`."""
     recipe = make_recipe(
         {"model": {"id": model}, "agent": {"renderer": {"kind": "chat"}, "parser": {"kind": "hermes"}}}
     )

@@ -1,4 +1,4 @@
-"""`turnstile train --dry-run`: what a run will take, from one real group of it on this machine."""
+"""`turnstile train --dry-run`: an estimate of what a run takes, from playing one of its groups on this machine."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from turnstile.wiring.world import make_trackers, make_world
 
 
 def dry_run(recipe: Recipe) -> dict[str, Any]:
-    """Check what a recipe names, play one of its groups and do one update; nothing is trained or kept.
+    """Check a recipe, play one of its groups and do one update. Nothing is trained or kept.
 
-    Returns seconds, minutes and megabytes. The warm start is not timed, and a step's groups, which are played together,
-    are counted one after the other. The model plays untrained. One that does not know the task yet plays to its limits,
-    so that a warm start or learning makes the run shorter than what is reported. With `rollout.max_staleness` the group
-    is played in the other process too, whose model takes memory of its own.
+    Returns figures such as seconds, minutes and megabytes, by label. The warm start is not timed, and a step's groups
+    are counted one after the other although they are played together. The model plays untrained; one that does not know
+    the task yet plays to its limits, so a run may be shorter than reported after a warm start or as the model learns.
+    With `rollout.max_staleness` the group is also played in the worker process, whose model takes memory of its own.
     """
     check_recipe(recipe)
     tasks = read_tasks(recipe, "train", recipe.tasks.limit)
@@ -87,9 +87,9 @@ def dry_run(recipe: Recipe) -> dict[str, Any]:
 
 
 def _device_memory(device: torch.device) -> dict[str, str]:
-    """Return what the group and its update took of a GPU's memory; nothing without a GPU.
+    """Return the GPU memory that the group and its update took, or nothing without a GPU.
 
-    A step's groups are sampled together: cached keys and values may take up to `engine.memory_mb` more than here.
+    A run samples a step's groups together, so cached keys and values may take up to `engine.memory_mb` more than here.
     """
     if device.type != "cuda":
         return {}
@@ -98,7 +98,7 @@ def _device_memory(device: torch.device) -> dict[str, str]:
 
 
 async def _play(recipe: Recipe, agent: Agent, task: Task) -> tuple[Group, float]:
-    """Play one group of the recipe; return it and the seconds it took."""
+    """Play one group of the recipe, and return it with the seconds that it took."""
     world = make_world(recipe, graders=make_graders(recipe, None, agent))
     try:
         player = make_player(recipe, world, agent.scaffold, agent.engine, agent.context)
@@ -111,7 +111,7 @@ async def _play(recipe: Recipe, agent: Agent, task: Task) -> tuple[Group, float]
 
 
 async def _play_elsewhere(recipe: Recipe, task: Task) -> float:
-    """Have the process that plays ahead play a group; return the megabytes that it took."""
+    """Play a group in the worker process, and return the peak MB of the largest child process so far."""
     jobs = [
         (task, Attempt(group="dry", number=number, seed=recipe.seed)) for number in range(recipe.rollout.group_size)
     ]
@@ -131,7 +131,7 @@ async def _play_elsewhere(recipe: Recipe, task: Task) -> float:
 
 
 def _update(recipe: Recipe, learner: Learner, group: Group, renderer: Renderer) -> float:
-    """Return the seconds that one update on a group takes, and put the weights back."""
+    """Return the seconds that one update on a group takes. The weights are restored afterwards."""
     before = [parameter.detach().clone() for parameter in learner.parameters]
     rows: list[Row] = []
     for sign, trajectory in enumerate(group.trajectories):

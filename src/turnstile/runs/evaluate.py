@@ -1,4 +1,4 @@
-"""`turnstile eval`: held-out episodes of a model, a run's last weights, or a policy that is not a model."""
+"""`turnstile eval`: held-out episodes of a model, of a run's last weights, or of a policy that is not a model."""
 
 from __future__ import annotations
 
@@ -42,15 +42,16 @@ def evaluate(
 ) -> dict[str, list[EpisodeResult]]:
     """Play the recipe's held-out tasks and return the results by name.
 
-    If the recipe's engine is a server, its model plays, under the name `engine.model`.
+    `policy` is "model" or a name in the recipe's `eval.policies`. The model is `model`, else the last checkpoint of
+    `run`, else the recipe's own. If the recipe's engine is a server, its model plays, under the name `engine.model`.
 
-    `policy` is "model" or a name of the recipe's `eval.policies`. The model is `model`, else the last checkpoint of
-    `run`, else the recipe's own. Episodes go into the record of `run`, if there is one, under the name in the results
-    and in place of those of an earlier call; if the run itself made an evaluation of that name, it stays, and `.again`
-    is added to the name. `samples` episodes are played of each of at most `limit` tasks (default: as the recipe says);
-    a policy plays each once. The random numbers are those of the run's own evaluations: they depend on the recipe's
-    seed, the task and the sample, not on what is evaluated. Patches are written to the file `predictions`, if one is
-    named, in SWE-bench's form. With `plain` the console prints lines and draws nothing.
+    Episodes are recorded in `run`, if given, under the name in the results, and replace those of an earlier call. If
+    the run itself made an evaluation of that name, `.again` is added to the name. At most `limit` tasks are played,
+    `samples` times each (default: as the recipe says); a policy plays each task once. The random numbers are those of
+    the run's own evaluations: they depend on the recipe's seed, the task and the sample, not on what is evaluated.
+
+    If `predictions` names a file, patches are written to it in SWE-bench's format. With `plain` the console prints only
+    lines.
     """
     if policy != MODEL and (model is not None or samples not in (None, 1)):
         raise ConfigError(f"policy {policy!r} is no model and plays each task once; leave out the model and samples")
@@ -147,7 +148,7 @@ async def _with_policy(
 
 
 def _subject(recipe: Recipe, run: Path | None, model: str | None, policy: str) -> tuple[str, str, int]:
-    """Return what is evaluated: its name, the model (of a policy: whose tokenizer is used) and its training step."""
+    """Return the name, model and training step to evaluate. For a policy, only the model's tokenizer is used."""
     if not recipe.engine.in_process and policy == MODEL:
         if model is not None:
             raise ConfigError(f"--model names a model to load; that of a server is named with engine.model={model}")

@@ -1,4 +1,4 @@
-"""The samples that a recipe's `[rehearsal]` keeps: played before the first step, recorded, and read from the record."""
+"""The samples of a recipe's `[rehearsal]`: played before the first step, recorded, and read from the record."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from turnstile.wiring.agent import make_sampling
 from turnstile.wiring.kinds import bind
 
 KNOWN = ("ref_logprobs",)
-"""Arrays that stored samples have."""
+"""Arrays that are available for stored samples."""
 COEFFICIENT = 0.1
-"""Of the loss on them where it has no `coef`."""
+"""Coefficient of the loss on stored samples if it has no `coef`."""
 
 
 def rehearsal_objective(recipe: Recipe) -> Objective | None:
-    """Return the objective on stored samples, with its coefficient; None if the recipe wants none.
+    """Return the objective on stored samples, with its coefficient, or None if the recipe has no rehearsal.
 
-    Raises ConfigError for a loss that needs what stored samples do not have.
+    Raises ConfigError for a loss that needs data that stored samples do not have.
     """
     wanted = recipe.rehearsal
     if not wanted.tasks:
@@ -48,7 +48,7 @@ def rehearsal_objective(recipe: Recipe) -> Objective | None:
 
 
 async def store_samples(run: RunContext, replay: Path | None) -> None:
-    """Play the samples and record them; with `replay`, record those of that run."""
+    """Play the samples and record them. With `replay`, copy those that this run recorded instead of playing."""
     wanted = run.recipe.rehearsal
     if not wanted.tasks:
         return
@@ -68,7 +68,7 @@ async def store_samples(run: RunContext, replay: Path | None) -> None:
 
 
 def read_rehearsal(run: RunContext) -> Rehearsal | None:
-    """Return the samples of a run and their objective, None if the recipe wants none.
+    """Return the samples of a run and their objective, or None if the recipe has no rehearsal.
 
     Raises ConfigError if no sample is good enough.
     """

@@ -30,16 +30,16 @@ NAMES = {
     FINAL: "after RL",
 }
 PAIRS = ((WARM, FINAL), (UNTOUCHED, FINAL))
-"""Evaluations (before, after) whose paired difference is shown where a run has both."""
+"""Evaluations (before, after) whose paired difference is shown if a run has both."""
 ONE_SEED = "One training seed: the intervals tell how the figures vary with the tasks, not with the seed."
 SHOWN = 4
-"""Episodes to read, before and after."""
+"""Number of tasks whose episodes before and after RL are shown."""
 
 
 def report(run: Path, recipe: Recipe, train_tasks: Sequence[Task], env: Callable[..., Env] | None = None) -> Path:
-    """Write report.html and curves.png into the run folder and return the report's path.
+    """Write report.html and curves.png to the run folder, and return the report's path.
 
-    `env` is what made the run's environments, if not the recipe's.
+    `env` made the run's environments, if the recipe's did not.
     """
     results = read_results(run)
     stages = named_stages(results)
@@ -81,12 +81,12 @@ def report(run: Path, recipe: Recipe, train_tasks: Sequence[Task], env: Callable
 
 
 def named_stages(results: Mapping[str, Sequence[EpisodeResult]]) -> dict[str, Sequence[EpisodeResult]]:
-    """Return a run's evaluations in the order in which they are shown, under the names that a reader knows."""
+    """Return a run's evaluations in the order in which they are shown, keyed by readable names."""
     return {NAMES.get(name, name): results[name] for name in sorted(results, key=_order)}
 
 
 def named_pairs(results: Mapping[str, Sequence[EpisodeResult]]) -> list[tuple[str, str]]:
-    """Return the pairs of `PAIRS` that a run has, under the names that a reader knows."""
+    """Return the pairs of `PAIRS` that a run has, by their readable names."""
     return [(NAMES[before], NAMES[after]) for before, after in PAIRS if {before, after} <= results.keys()]
 
 
@@ -96,7 +96,7 @@ def _alerts(run: Path) -> list[Alert]:
 
 
 def _missing(recipe: Recipe, trained: bool, evaluated: bool) -> list[str]:
-    """Return why a report has no curves or no results, and how to get them."""
+    """Return notes that say why a report has no curves or no results, and how to get them."""
     found = []
     if not trained and recipe.train.steps == 0:
         found.append("No learning curves: train.steps is 0, so no step was trained.")
@@ -110,20 +110,20 @@ def _missing(recipe: Recipe, trained: bool, evaluated: bool) -> list[str]:
 
 
 def _order(name: str) -> tuple[int, str]:
-    """Return a sort key: baselines, warm start, evaluations in between, the trained model last."""
+    """Return a sort key for evaluations: baselines, warm start, intermediate ones, and the trained model last."""
     known = list(NAMES)
     return (known.index(name) if name in known[:4] else len(known) + (name == FINAL), name)
 
 
 def _held_out_at(recipe: Recipe, results: Mapping[str, Sequence[EpisodeResult]]) -> dict[int, str]:
-    """Return the evaluations of the model in training, by the step after which they were made."""
+    """Return the names of the evaluations of the trained model, by the step after which they were made."""
     at = {0: WARM, recipe.train.steps: FINAL}
     at |= {int(name.removeprefix("step-")): name for name in results if name.startswith("step-")}
     return {step: name for step, name in sorted(at.items()) if name in results}
 
 
 def _episodes(run: Path) -> tuple[list[Shown], list[Shown]]:
-    """Return episodes of the same tasks before and after RL, those that gained most first."""
+    """Return episodes of the same tasks before and after RL, those with the largest gain first."""
     played: dict[str, dict[str, Shown]] = {WARM: {}, FINAL: {}}
     for entry in read_record(run, phase="eval"):
         if entry.label in played:

@@ -1,4 +1,4 @@
-"""The folder of a run: the recipe it was made from, and its results."""
+"""The folder of a run, with the recipe that it was made from and its results."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from turnstile.errors import RESUME_HINT, ConfigError, RunFolderError
 from turnstile.evaluation.metrics import EpisodeResult
 
 UNTOUCHED, WARM, FINAL = "untouched", "warmstart", "trained"
-"""The evaluations of a run's model, besides those of steps in between (step-0010)."""
+"""Names of the evaluations of a run's model, besides those of intermediate steps (step-0010)."""
 RESOLVED = "resolved.json"
 LOCK = ".lock"
 ASIDE = ".aside"
-"""Files of the old run that `fresh` has put aside until the new one has begun."""
+"""The subfolder for files of the old run, which `fresh` puts aside until the new one has begun."""
 PACKAGES = ("turnstile-rl", "torch", "transformers", "peft", "numpy", "pytest", "safetensors")
 
 
 def open_run(run: Path, recipe: Recipe, *, fresh: bool, given: Mapping[str, str] | None = None) -> bool:
-    """Make or reopen a run folder; return whether there is a run in it to continue.
+    """Make or reopen a run folder, and return whether it contains a run to continue.
 
-    `given` names what the call put in place of the recipe's parts. A folder made from another recipe, or with other
-    parts, is refused, since continuing it would mix two runs; unless nothing in it was finished, as after a start that
-    failed. With `fresh` what it holds is put aside until `starting` deletes it or puts it back.
+    `given` names what the caller put in place of the recipe's parts. Raises ConfigError for a folder made from another
+    recipe or with other parts, since continuing it would mix two runs; if nothing in it was finished, for example
+    because the start failed, it is started anew instead. With `fresh` its contents are put aside until `starting`
+    deletes them or puts them back.
     """
     resolved = _absolute(recipe.model_dump(mode="json"), Path())
     given = dict(given or {})
     file = run / RESOLVED
-    _put_back(run)  # if a fresh start was killed
+    _put_back(run)  # in case a fresh start was killed
     if fresh and run.exists():
         inside = _inside(run)
         if not file.is_file() and inside:
@@ -77,9 +78,9 @@ def open_run(run: Path, recipe: Recipe, *, fresh: bool, given: Mapping[str, str]
 
 @contextmanager
 def only_one(run: Path) -> Iterator[None]:
-    """Lock a run's folder for this process. Raises RunFolderError if another process works in it.
+    """Lock a run's folder for this process. Raises RunFolderError if another process is using it.
 
-    The kernel releases the lock when its process ends, however that happens.
+    The kernel releases the lock when the process ends for any reason.
     """
     run.mkdir(parents=True, exist_ok=True)
     path = run / LOCK
@@ -100,9 +101,10 @@ def only_one(run: Path) -> Iterator[None]:
 
 @contextmanager
 def starting(run: Path) -> Iterator[Callable[[], None]]:
-    """Lock a run's folder for this process, and restore what it held unless the yielded function is called meanwhile.
+    """Lock a run's folder for this process, and restore its contents unless the body calls the yielded function.
 
-    So a start that fails takes no name, and with `fresh` it costs no run. Raises RunFolderError as `only_one` does.
+    A failed start therefore uses up no name, and with `fresh` it loses no run. Raises RunFolderError as `only_one`
+    does.
     """
     new, begun = not run.exists(), False
 
@@ -122,7 +124,7 @@ def starting(run: Path) -> Iterator[Callable[[], None]]:
 
 
 def _put_back(run: Path) -> None:
-    """Put back what `open_run` has put aside, in place of what has been written since."""
+    """Put back what `open_run` put aside, replacing everything written since."""
     if not (run / ASIDE).is_dir():
         return
     for path in _inside(run):
@@ -141,7 +143,7 @@ def _inside(run: Path) -> list[Path]:
 
 @contextmanager
 def room_for(run: Path) -> Iterator[None]:
-    """Report a full disk or quota as a RunFolderError, which is shown in one line without a traceback."""
+    """Convert the error of a full disk or quota to a RunFolderError, which is shown in one line without a traceback."""
     try:
         yield
     except OSError as error:
@@ -151,7 +153,7 @@ def room_for(run: Path) -> Iterator[None]:
 
 
 def read_resolved(run: Path) -> dict[str, Any]:
-    """Return what `open_run` wrote. Raises ConfigError if it is missing or malformed."""
+    """Return the description of a run that `open_run` wrote. Raises ConfigError if it is missing or malformed."""
     file = run / RESOLVED
     try:
         body = json.loads(file.read_text(encoding="utf-8"))
@@ -167,7 +169,7 @@ def read_resolved(run: Path) -> dict[str, Any]:
 
 
 def read_recipe(run: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Return the recipe a run was started with, `overrides` applied.
+    """Return the recipe that a run was started with, after applying `overrides`.
 
     Raises ConfigError as `read_resolved` and `load_recipe` do.
     """
@@ -175,32 +177,32 @@ def read_recipe(run: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _absolute(recipe: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a dumped recipe with every default, its relative paths, which are relative to `folder`, made absolute."""
+    """Return a dumped recipe completed with defaults, and with paths made absolute; they are relative to `folder`."""
     return make_recipe(recipe, where=str(folder / RESOLVED), folder=folder).model_dump(mode="json")
 
 
 def _movable(recipe: dict[str, Any], run: Path) -> dict[str, Any]:
-    """Return the recipe as the run folder keeps it, with relative paths relative to the run folder, as in any recipe.
+    """Return the recipe with paths relative to the run folder, as it is stored there.
 
-    Paths below the current folder are written as relative if the run is below it too, so that a project can be moved or
-    shared as a whole. Other paths stay absolute, so that a run can be moved away from its tasks.
+    Only paths below the current folder become relative, and only if the run is below it too, so that a project can be
+    moved or shared as a whole. Other paths stay absolute, so that a run can be moved away from its tasks.
     """
     here, run = Path.cwd(), run.resolve()
     moved = {**recipe}
     for section, key in PATHS:
-        path = Path(str(recipe[section].get(key) or ""))  # one knob of some kinds of sandbox
+        path = Path(str(recipe[section].get(key) or ""))  # only some kinds of sandbox have this knob
         if path.is_absolute() and path.is_relative_to(here) and run.is_relative_to(here):
             moved[section] = {**moved[section], key: _as_path(os.path.relpath(path, run))}
     return moved
 
 
 def _as_path(path: str) -> str:
-    """Return a path in a form that cannot be mistaken for a name."""
+    """Return a relative path in a form that cannot be mistaken for a name."""
     return path if path.startswith(".") else f"./{path}"
 
 
 def versions() -> dict[str, str]:
-    """Return the machine and the versions of Python and of the packages that decide a run's numbers."""
+    """Return the machine type and the versions of Python and of the packages that affect a run's numbers."""
     found = {"python": platform.python_version(), "machine": platform.machine()}
     for package in PACKAGES:
         try:
@@ -211,14 +213,14 @@ def versions() -> dict[str, str]:
 
 
 def write_results(run: Path, name: str, results: list[EpisodeResult]) -> None:
-    """Write an evaluation's results, completely or not at all."""
+    """Write an evaluation's results atomically."""
     folder = run / "evaluations"
     folder.mkdir(exist_ok=True)
     write_whole(folder / f"{name}.jsonl", "".join(json.dumps(asdict(result)) + "\n" for result in results))
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write a file so that a process or machine that stops leaves the old file or the new one, never a part."""
+    """Write a file atomically: a crash of the process or the machine leaves either the old file or the new one."""
     scratch = file.with_name(f".{file.name}.writing")
     with scratch.open("w", encoding="utf-8") as writing:
         writing.write(text)
@@ -228,7 +230,7 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def read_results(run: Path) -> dict[str, list[EpisodeResult]]:
-    """Return every finished evaluation of a run by name, oldest first."""
+    """Return the results of a run's finished evaluations by name, oldest first."""
     files = sorted((run / "evaluations").glob("*.jsonl"), key=lambda file: file.stat().st_mtime)
     return {
         file.stem: [EpisodeResult.read(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
@@ -237,12 +239,12 @@ def read_results(run: Path) -> dict[str, list[EpisodeResult]]:
 
 
 def drop_results(run: Path, name: str) -> None:
-    """Delete an evaluation, which is to be done again."""
+    """Delete the results of an evaluation, so that it is done again."""
     (run / "evaluations" / f"{name}.jsonl").unlink()
 
 
 def changed_keys(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return the dotted names of the values that differ."""
+    """Return the dotted keys whose values differ."""
     names = []
     for key in sorted({*before, *now}):
         old, new = before.get(key), now.get(key)
@@ -254,7 +256,7 @@ def changed_keys(before: dict[str, Any], now: dict[str, Any], prefix: str = "") 
 
 
 def _git() -> dict[str, str]:
-    """Return the commit of the working folder and what was changed since; empty outside a repository."""
+    """Return the current folder's commit and its uncommitted changes, or an empty mapping outside a repository."""
     found = {}
     for name, command in (("commit", ["rev-parse", "HEAD"]), ("changed", ["status", "--porcelain"])):
         try:

@@ -1,4 +1,4 @@
-"""Episodes that follow a script: demonstrations to learn from, and policies to compare with."""
+"""Episodes that follow a script: demonstrations to learn from, and policies to compare with a model."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ Act = Callable[[Sequence[Message]], Message]
 
 GIVEN = ("task", "rng")
 MODEL = "model"
-"""What stands for the model where a policy's name is asked for."""
+"""The name that selects the model where a policy's name is expected."""
 
 
 def check_scripts(recipe: Recipe) -> None:
-    """Raise ConfigError for a demonstrator or a policy that cannot be used, before anything is played."""
+    """Raise ConfigError if a demonstrator or a policy cannot be used, before anything is played."""
     if recipe.sft.demos:
         bind("demonstrator", recipe.sft.demonstrator, given=GIVEN)
     check_policies(recipe)
 
 
 def check_policies(recipe: Recipe) -> None:
-    """Raise ConfigError for a policy that cannot be used, or whose name is invalid or taken."""
+    """Raise ConfigError if a policy cannot be used, or if its name is invalid or taken."""
     labels: dict[str, str] = {}
     for name, kind in recipe.eval.policies.items():
         if name in (MODEL, UNTOUCHED, WARM, FINAL) or not re.fullmatch(r"(?!step[-_])[\w-]+", name):
@@ -55,9 +55,9 @@ def check_policies(recipe: Recipe) -> None:
 async def demonstrate(
     recipe: Recipe, world: World, scaffold: Scaffold, tasks: Sequence[Task], done: Callable[[Trajectory], None]
 ) -> list[Group]:
-    """Play `sft.demos` oracle episodes, each a group of one; if there are fewer tasks, they repeat in a drawn order.
+    """Play `sft.demos` oracle episodes, and return each as a group of one.
 
-    Turns that a demonstration only shows are marked not trainable.
+    If there are fewer tasks, they are used again. Turns that a demonstration only shows are marked as not trainable.
     """
     demonstrator = bind("demonstrator", recipe.sft.demonstrator, given=GIVEN)
     rng = random.Random(f"demos/{recipe.seed}")
@@ -88,7 +88,7 @@ async def play_policy(
     tasks: Sequence[Task],
     done: Callable[[Trajectory], None],
 ) -> list[Group]:
-    """Play one episode of every task with the policy that `kind` names."""
+    """Play one episode of each task with the policy that `kind` names."""
     policy = bind("policy", kind, given=GIVEN)
 
     def act(task: Task) -> Act:
@@ -113,7 +113,7 @@ async def play_scripts(
     label: str,
     done: Callable[[Trajectory], None],
 ) -> list[Group]:
-    """Play one episode of each task, with actions from `acts` in the syntax of the scaffold's parser."""
+    """Play one episode of each task, with actions from `acts` written in the syntax of the scaffold's parser."""
     tools = await _tools(world, tasks[0])
 
     def speak(session: str, turn: int, prompt_ids: Any) -> str:
@@ -127,7 +127,7 @@ async def play_scripts(
 
 
 def write_action(task: Task, message: Message, parser: Parser, tools: Sequence[ToolSpec]) -> str:
-    """Return a script's action in an agent's syntax. Raises TaskError for one that would be read as another."""
+    """Return a script's action in the agent's syntax. Raises TaskError if the parser would read another action."""
     text = parser.write(message, tools)
     if _calls(parser.parse(text, tools)) != _calls(message):
         raise TaskError(
@@ -139,7 +139,7 @@ def write_action(task: Task, message: Message, parser: Parser, tools: Sequence[T
 
 
 def _calls(message: Message) -> list[tuple[str, dict[str, str]]]:
-    """Return the tool calls of a message, with their arguments as text for comparison."""
+    """Return a message's tool calls, with their arguments as text, for comparison."""
     return [(call.name, {key: str(value) for key, value in call.arguments.items()}) for call in message.tool_calls]
 
 
@@ -152,7 +152,7 @@ async def _tools(world: World, task: Task) -> Any:
 
 
 def _reader(task: Task, messages: Sequence[Message]) -> Act:
-    """Return an agent that says `messages` one by one; it raises TaskError if the episode wants more of them."""
+    """Return an agent that says `messages` one by one, and raises TaskError if the episode needs more."""
     rest = iter(messages)
 
     def act(_: Sequence[Message]) -> Message:
@@ -168,9 +168,9 @@ def _reader(task: Task, messages: Sequence[Message]) -> Act:
 
 
 def _mark_trainable(group: Group, trainable: Sequence[bool]) -> Group:
-    """Return the group of one with its turns marked as trainable or not.
+    """Return a group of one with its turns marked as trainable or not.
 
-    Raises TaskError for an episode that ended before its script, or in which an action was cut.
+    Raises TaskError if the episode failed or ended before its script did, or if an action was cut short.
     """
     (played,) = group.trajectories
     cut = [turn.message.content for turn in played.turns if turn.completion.finish == "length"]

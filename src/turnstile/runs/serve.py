@@ -1,4 +1,4 @@
-"""`turnstile serve`: a model of this process behind an OpenAI-compatible address."""
+"""`turnstile serve`: a model in this process behind an OpenAI-compatible address."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def make_server(
     renderer: str = "chat",
     weights_from: Path | None = None,
 ) -> EngineServer:
-    """Make the server of a model: a folder, a hub id or a packaged name.
+    """Return a server for a model, which is a folder, a hub id or a packaged name.
 
-    `overrides` change keys of a recipe, like engine.max_batch=32. Clients may have it load weights that lie below
-    `weights_from`. Raises ConfigError for a model that cannot be loaded.
+    `overrides` change keys of a recipe, such as engine.max_batch=32. Clients may make the server load weights from
+    below `weights_from`. Raises ConfigError for a model that cannot be loaded.
     """
     parser = "lines" if renderer == "lines" else "hermes"
     agent = {"renderer": {"kind": renderer}, "parser": {"kind": parser}}

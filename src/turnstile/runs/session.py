@@ -1,4 +1,4 @@
-"""A run in progress: its parts, its evaluations, and what each of its stages cost."""
+"""A run in progress, with its parts, its evaluations, and the cost of each of its stages."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from turnstile.wiring.agent import EVALUATION, Agent, for_evaluation
 from turnstile.wiring.world import World
 
 
-class Sampler(Engine, Publisher, Protocol):
-    """An engine that samples with the weights that are published."""
+class PublishingEngine(Engine, Publisher, Protocol):
+    """An engine that samples with published weights."""
 
 
 @dataclass(kw_only=True, slots=True)
 class RunContext:
-    """The parts of a run in progress. `engine` is the agent's, or servers in its place."""
+    """The parts of a run in progress. `engine` is the agent's own, or servers in its place."""
 
     recipe: Recipe
     folder: Path
     world: World
     agent: Agent
-    engine: Sampler
+    engine: PublishingEngine
     player: Player
     scorer: Scorer
     tracker: Tracker
@@ -55,7 +55,7 @@ class RunContext:
     def timed(self, stage: str) -> Iterator[None]:
         """Add the seconds of a stage, and its peak memory, to costs.json in the run folder.
 
-        The seconds of a stage that continues after an interruption add up.
+        If a stage continues after an interruption, its seconds are added up.
         """
         began, others = time.monotonic(), sum(read_costs(self.folder)["seconds"].values())
         try:
@@ -69,14 +69,14 @@ class RunContext:
             write_whole(self.folder / "costs.json", json.dumps(costs, indent=1))
 
     def untrained(self) -> AbstractContextManager[None]:
-        """Return a context for sampling that is not trained on.
+        """Return a context for sampling episodes that are not trained on.
 
-        An engine of this process keeps no activations for it.
+        A local engine keeps no activations within it.
         """
         return self.engine.without_activations() if isinstance(self.engine, TransformersEngine) else nullcontext()
 
     async def evaluate(self, name: str, tasks: Sequence[Task], *, samples: int, step: int = 0) -> None:
-        """Play `tasks` with the current model, unless the evaluation is already there."""
+        """Play `tasks` with the current model and record the evaluation, unless it is already there."""
         if name in read_results(self.folder) or not tasks:
             return
         player = for_evaluation(self.recipe, self.player)
@@ -89,7 +89,7 @@ class RunContext:
         self.finish(name, groups, step)
 
     async def compare(self, name: str, kind: Kind, tasks: Sequence[Task]) -> None:
-        """Play `tasks` with a policy that is not a model, unless the evaluation is already there."""
+        """Play `tasks` with a policy that is not a model and record the evaluation, unless it is already there."""
         if name in read_results(self.folder) or not tasks:
             return
         done = counter(self.tracker, f"evaluating {name}", len(tasks))
@@ -97,7 +97,7 @@ class RunContext:
         self.finish(name, groups, 0)
 
     def finish(self, name: str, groups: Sequence[Group], step: int) -> None:
-        """Write an evaluation's episodes and results, and report its rates."""
+        """Write an evaluation's episodes and results, and report its mean rates."""
         scores = self.scorer(groups)
         for group, own in zip(groups, scores, strict=True):
             self.recorder.write(step, "eval", group, own, label=label_of(name))
@@ -108,7 +108,7 @@ class RunContext:
 
 
 def counter(tracker: Tracker, label: str, total: int) -> Callable[[Trajectory], None]:
-    """Return a callback that counts finished episodes up to `total` and shows the count."""
+    """Return a callback that counts finished episodes, and reports the count of `total` as progress."""
     done = 0
     tracker.progress(label, 0, total)
 
@@ -129,7 +129,7 @@ def _rates(results: Sequence[EpisodeResult]) -> str:
 
 
 def read_costs(folder: Path) -> dict[str, dict[str, float]]:
-    """Return the seconds and the peak megabytes by stage."""
+    """Return the seconds and the peak memory in megabytes of each stage."""
     file = folder / "costs.json"
     if not file.is_file():
         return {"seconds": {}, "memory_mb": {}}
@@ -138,6 +138,6 @@ def read_costs(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def peak_memory_mb() -> float:
-    """Return the peak memory of this process plus that of its largest finished child."""
+    """Return the peak memory of this process plus that of its largest finished child, in MB."""
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(resource.getrusage(kind).ru_maxrss for kind in kinds) / 1024

@@ -1,4 +1,4 @@
-"""The stages before the first RL step: baselines, demonstrations and conversations, and learning from them."""
+"""The stages before the first RL step: baselines, demonstrations and conversations, and training on them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from turnstile.wiring.kinds import bind
 
 
 def read_recipe_conversations(recipe: Recipe) -> list[Conversation]:
-    """Read the conversations to learn from. Raises TaskError naming file and row for what cannot be read."""
+    """Return the recipe's conversations to learn from. Raises TaskError, naming file and row, if one cannot be read."""
     return read_conversations(recipe.sft.conversations) if recipe.sft.conversations else []
 
 
@@ -46,7 +46,7 @@ async def baselines_and_warm_start(run: RunContext, learner: Learner, conversati
 
 
 def learn_recorded(run: RunContext, learner: Learner, recorded: Path) -> None:
-    """Repeat the warm start of another run, from its record. Raises ReplayError if that has no demonstrations."""
+    """Repeat the warm start of another run from its record. Raises ReplayError if that has no demonstrations."""
     if not run.recipe.sft.wanted:
         return
     demos: list[Trajectory] = []
@@ -62,7 +62,7 @@ def learn_recorded(run: RunContext, learner: Learner, recorded: Path) -> None:
 
 
 async def _demonstrations(run: RunContext) -> list[Trajectory]:
-    """Play, score and record oracle episodes."""
+    """Play, score and record demonstrations, and return them."""
     number = run.recipe.sft.demos
     if not number:
         return []
@@ -74,7 +74,10 @@ async def _demonstrations(run: RunContext) -> list[Trajectory]:
 
 
 def _conversations(run: RunContext, conversations: Sequence[Conversation]) -> list[Trajectory]:
-    """Return conversations in the agent's tokens, recorded under a label of their own; missing scores are zero."""
+    """Return conversations as the agent's trajectories, after recording them under a label of their own.
+
+    Their outcome is 1 if they are marked as resolved, otherwise 0.
+    """
     if not conversations:
         return []
     done = counter(run.tracker, "reading conversations", len(conversations))
@@ -115,7 +118,7 @@ def play_conversations(
 
 
 def _learn_demos(run: RunContext, learner: Learner, demos: Sequence[Trajectory]) -> None:
-    """Do the supervised warm start, with its own optimiser so that RL begins with fresh moments."""
+    """Do the supervised warm start. It has its own optimiser, so that RL begins without optimiser state."""
     warm = run.recipe.sft
     rows = demo_rows(demos, functools.partial(_key_weights, weight=warm.key_weight))
     steps = warm.epochs * -(-len(rows) // warm.batch)
@@ -148,7 +151,7 @@ def _learn_demos(run: RunContext, learner: Learner, demos: Sequence[Trajectory])
 
 
 def _key_weights(demo: Trajectory, turn: int, *, weight: float) -> F32:
-    """Return `weight` for the first token of a turn, which decides the action taken, and 1 for every other."""
+    """Return the weights of a turn's tokens: `weight` for the first, which decides the action, and 1 for the rest."""
     weights = np.ones(len(demo.turns[turn].completion.token_ids), np.float32)
     weights[:1] = weight
     return weights

@@ -1,4 +1,4 @@
-"""The sources of a run's groups, and what they are sampled with."""
+"""The sources of a run's groups, and the engines that sample them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from turnstile.rollout.async_source import AsyncSource
 from turnstile.rollout.source import GroupSource, ReplaySource, SyncSource
 from turnstile.rollout.workers import GRACE_SECONDS, LOG, SHORT_GRACE_SECONDS, Worker
 from turnstile.runs.checkpoint_state import CheckpointState
-from turnstile.runs.session import RunContext, Sampler
+from turnstile.runs.session import PublishingEngine, RunContext
 from turnstile.runs.worker import Setup
 from turnstile.trainer.publish import WeightFiles, WeightFolders
 from turnstile.wiring.agent import Agent
 from turnstile.wiring.servers import ServedWeights, make_remote
 
 WEIGHTS = "weights"
-"""The folder of a run with the weights that are handed to others."""
+"""The subfolder of a run for weights that other processes load."""
 
 
 @asynccontextmanager
 async def group_source(
     run: RunContext, kept: CheckpointState, env: Callable[..., Env] | None, replay: Path | None
 ) -> AsyncIterator[GroupSource]:
-    """Yield a source of groups: a record, this process in turn with training, or another process ahead of it.
+    """Yield the source of groups: a record, this process alternating with training, or a worker that plays ahead.
 
-    The other process is ended when the context exits.
+    The worker process is ended when the context exits.
     """
     recipe, rollout = run.recipe, run.recipe.rollout
     if replay is not None:
@@ -81,18 +81,20 @@ async def group_source(
 
 
 def _files(run: RunContext, kept: CheckpointState) -> WeightFiles | WeightFolders:
-    """Return where the process that plays ahead gets weights: files for its own model, or folders for servers."""
+    """Return where the worker gets its weights: files for its own model, or folders for servers."""
     if run.recipe.engine.in_process:
         return WeightFiles(run.folder / WEIGHTS, kept.learner)
     return WeightFolders(run.folder / WEIGHTS, run.agent.model, run.agent.tokenizer)
 
 
 @asynccontextmanager
-async def sampler(recipe: Recipe, folder: Path, agent: Agent, *, replay: bool) -> AsyncIterator[tuple[Sampler, int]]:
-    """Yield what this process samples with, and how many tokens it can hold.
+async def sampler(
+    recipe: Recipe, folder: Path, agent: Agent, *, replay: bool
+) -> AsyncIterator[tuple[PublishingEngine, int]]:
+    """Yield the engine that this process samples with, and how many tokens its context can hold.
 
-    That is the agent's own engine, also if another process plays ahead over servers; otherwise the servers, which begin
-    with the agent's weights.
+    It is the agent's own engine if that samples, if a worker plays ahead, or in a replay. Otherwise it is the recipe's
+    servers, which are first given the agent's weights.
     """
     if recipe.engine.in_process or recipe.rollout.max_staleness or replay:
         yield agent.engine, agent.context

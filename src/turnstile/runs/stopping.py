@@ -1,9 +1,9 @@
-"""SIGINT and SIGTERM end a run within seconds, and leave it a checkpoint.
+"""Handling of SIGINT and SIGTERM, which end a run within seconds and leave it a checkpoint.
 
-The first signal cancels the run where it next waits: at once while it plays or evaluates, and then the network is that
-of the last whole step. If the run computes for longer than it is given, it is interrupted in the middle of the step,
-and continues later from the checkpoint before. If what it waits for does not end (a tool that hangs in a thread), the
-last whole step is saved all the same, and the process ends.
+The first signal cancels the run at its next wait. While it plays or evaluates, this is at once, and the network is that
+of the last complete step. If the run keeps computing for longer than `PATIENCE`, it is interrupted in the middle of the
+step and later continues from the previous checkpoint. If what it waits for does not end (for example a tool that hangs
+in a thread), the last complete step is saved anyway and the process ends.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from turnstile.errors import StoppedError
 
 T = TypeVar("T")
 PATIENCE = 3.0
-"""Seconds until it is interrupted, and from then on until the process ends."""
+"""Seconds until the run is interrupted, and again until the process ends."""
 SOON = 0.05
 
 
 class Stopping:
-    """Runs a coroutine so that signals stop it; outside the main thread it leaves signals alone."""
+    """Runs a coroutine so that signals stop it. Outside the main thread, signals are left alone."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -40,7 +40,7 @@ class Stopping:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine and return its result.
 
-        Raises KeyboardInterrupt if SIGINT stopped it, StoppedError if SIGTERM did.
+        Raises KeyboardInterrupt if SIGINT stopped it, and StoppedError if SIGTERM did.
         """
         if threading.current_thread() is not threading.main_thread():
             return asyncio.run(work)
@@ -60,7 +60,7 @@ class Stopping:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Protect the `with` block from interruption; the process may end only after it."""
+        """Protect the `with` block from the timer that interrupts the run or ends the process."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         try:
             yield
@@ -75,28 +75,28 @@ class Stopping:
         cancel = self._task.cancel
 
         def stop(number: int, frame: FrameType | None) -> None:
-            if self.signal is not None:  # a second signal
+            if self.signal is not None:  # this is a second signal
                 raise KeyboardInterrupt
             self.signal = signal.Signals(number)
             loop.call_soon_threadsafe(cancel)
             signal.setitimer(signal.ITIMER_REAL, PATIENCE, PATIENCE)
 
         for number in before:
-            signal.signal(number, self._late if number is signal.SIGALRM else stop)
+            signal.signal(number, self._on_timer if number is signal.SIGALRM else stop)
         with _woken_by_signals(loop):
             return await work
 
-    def _late(self, number: int, frame: FrameType | None) -> None:
+    def _on_timer(self, number: int, frame: FrameType | None) -> None:
         assert self.signal is not None
         if self._interrupted:
             print(f"{self.signal.name}: something does not end, and is left behind", file=sys.stderr, flush=True)
             os._exit(128 + self.signal)
         assert self._task is not None
         running = asyncio.current_task(self._task.get_loop())
-        if running is self._task or self.save is None:  # it computes
+        if running is self._task or self.save is None:  # the run is computing
             self._interrupted = True
             raise KeyboardInterrupt
-        if running is not None:  # another task may be writing to the ledger just now
+        if running is not None:  # another task may be writing to the ledger
             signal.setitimer(signal.ITIMER_REAL, SOON, PATIENCE)
         else:
             with self.saving():
@@ -105,7 +105,7 @@ class Stopping:
 
 @contextmanager
 def _woken_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Wake the loop up for each signal, so that Python runs its handler.
+    """Wake up the loop for each signal, so that Python runs its handler.
 
     Python runs handlers between two bytecodes of the main thread. A signal that arrives after the last bytecode before
     the loop's `select`, or in another thread, does not end that `select`, so its handler would wait for the next event.

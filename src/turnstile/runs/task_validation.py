@@ -1,4 +1,4 @@
-"""`turnstile tasks check`: joins repository tasks, the grader that judges their episodes, and a random agent."""
+"""`turnstile tasks check`: the check of repository tasks with the grader of their episodes and a random agent."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from turnstile.types import Task
 from turnstile.wiring.kinds import bind, takes
 from turnstile.wiring.world import make_world
 
-TURNS = 8  # of the random agent
+TURNS = 8  # turns of the random agent
 RANDOM = {ENV: oracle.random_agent, INSTANCE: shell_oracle.random_agent}
-"""The random agent of an environment."""
+"""The random agent of each environment."""
 LOCAL = Kind(kind="local")
 CONTAINER = "container"
-IMAGES = (CONTAINER, "remote")  # kinds of sandboxes that instances can be checked in
+IMAGES = (CONTAINER, "remote")  # kinds of sandboxes in which instances can be checked
 
 
 def check_tasks(
@@ -40,18 +40,18 @@ def check_tasks(
     again: bool = False,
     done: Callable[[CheckedTask], None] = lambda checked: None,
 ) -> list[CheckedTask]:
-    """Check the repository tasks among `tasks` (see `swe.grading.gate.check`).
+    """Check the repository tasks among `tasks`, and return the results (see `swe.grading.gate.check`).
 
-    Generated tasks are checked in `sandbox`, instances in `containers` (see `containers_of`; default: of this machine).
-    What was found before is not checked again, unless `again`. Raises TaskError if there is no repository task, and
-    ConfigError for an unknown kind of sandbox.
+    Generated tasks are checked in `sandbox`, and instances in `containers` (see `containers_of`; by default those of
+    this machine). Earlier results are reused unless `again` is set. Raises TaskError if there is no repository task,
+    and ConfigError for an unknown kind of sandbox.
     """
     found: list[CheckedTask] = []
     for env in REPOSITORY:
         mine = [task for task in tasks if task.env == env]
         if mine:
             where = sandbox if env == ENV else containers_of(mine[0], containers)
-            section = where.model_dump(exclude=set() if env == ENV else {"image"})  # an instance has its own
+            section = where.model_dump(exclude=set() if env == ENV else {"image"})  # an instance has its own image
             notes = Notes(section, known=not again)
             found += asyncio.run(_check(mine, repeats, probed, where, workers, notes, done))
     if not found:
@@ -60,10 +60,9 @@ def check_tasks(
 
 
 def containers_of(task: Task, section: Kind | None = None) -> Kind:
-    """Return the section's containers for an instance and others like it.
+    """Return `section` set to the task's image, running as root by default.
 
-    Unless it says otherwise they run as root, who owns the files of images. Any kind other than `container` is returned
-    as it is.
+    Other kinds of sandboxes are returned unchanged.
     """
     if section is not None and section.kind != CONTAINER:
         return section
@@ -109,7 +108,7 @@ async def _check(
 
 
 async def play_randomly(env: Env, task: Task, *, turns: int = TURNS) -> bool:
-    """Play one episode with the agent that acts validly and blindly, and return whether it resolved the task."""
+    """Play one episode with the random agent, and return whether it resolved the task. Closes the environment."""
     agent = RANDOM[task.env](task, random.Random(f"check/{task.id}"))
     try:
         seen = (await env.reset(task)).messages
@@ -124,7 +123,7 @@ async def play_randomly(env: Env, task: Task, *, turns: int = TURNS) -> bool:
 
 
 def refuse_failed(recipe: Recipe, train: Sequence[Task], heldout: Sequence[Task]) -> None:
-    """Raise TaskError if a task that a run would use failed its check, unless the recipe allows it."""
+    """Raise TaskError if a task that a run would use failed its check, unless the recipe allows that."""
     if recipe.tasks.allow_failed:
         return
     for file, tasks in ((recipe.tasks.train, train), (recipe.tasks.heldout, heldout)):

@@ -1,4 +1,4 @@
-"""`turnstile train`: baselines, warm start, reinforcement learning, evaluation, report; each stage once per run."""
+"""`turnstile train`: baselines, warm start, reinforcement learning, evaluation and report, each done once per run."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def train(  # noqa: PLR0913 - the ways in which a caller may change a run, each 
 ) -> dict[str, Any]:
     """Run a recipe in the folder `run`, continuing an earlier run there.
 
-    `overfit` trains and evaluates on that one task. `env` and `reward` take the place of the recipe's: any callable
-    that makes an environment, any function `(task, trajectory) -> float`; `tasks` and `heldout` that of its task files.
-    `replay` is a run of the same recipe that is trained again from its record, without an environment and without
-    evaluations. With `plain` the console prints lines and draws nothing. With `strict` the first fault in an
-    environment's code ends the run, whatever `rollout.max_failures`. Returns the run's summary: `results` (evaluation
-    name -> list of EpisodeResult), `report` (path), `run`, `step`.
+    `overfit` names the only task to train and evaluate on. `env` (any callable that makes an environment) and `reward`
+    (any function `(task, trajectory) -> float`) replace the recipe's, and `tasks` and `heldout` replace its task files.
+    `replay` is a run of the same recipe; training is repeated from its record, without an environment and without
+    evaluations. With `plain` the console prints only lines. With `strict` the first error in an environment's code ends
+    the run, regardless of `rollout.max_failures`. Returns the run's summary: `results` (evaluation name -> list of
+    EpisodeResult), `report` (path), `run`, `step`.
     """
     check_recipe(recipe, env=env is not None)
     train_tasks, heldout = _tasks(recipe, overfit, tasks, heldout)
@@ -87,7 +87,7 @@ def train(  # noqa: PLR0913 - the ways in which a caller may change a run, each 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Start:
-    """A recipe and everything that its caller gave with it; `given` names that for the run's description."""
+    """A recipe and everything that the caller gave with it. `given` describes the latter in the run's folder."""
 
     recipe: Recipe
     folder: Path
@@ -124,7 +124,7 @@ async def _train(start: _Start, parts: CheckedParts, stopping: Stopping) -> dict
 
 
 async def _open(start: _Start, parts: CheckedParts, stack: AsyncExitStack) -> RunContext:
-    """Open the run's folder, load its model, and make what plays its episodes; `stack` closes them again."""
+    """Open the run's folder, load its model, and make the parts that play its episodes. `stack` closes them."""
     recipe, folder, replay = start.recipe, start.folder, start.replay
     open_run(folder, recipe, fresh=start.fresh, given=start.given)
     records = open_run_records(folder)
@@ -161,7 +161,7 @@ async def _open(start: _Start, parts: CheckedParts, stack: AsyncExitStack) -> Ru
 async def _begin(
     run: RunContext, state: CheckpointState, conversations: Sequence[Conversation], replay: Path | None
 ) -> None:
-    """Do everything that comes before the first step, and write a checkpoint of it."""
+    """Do everything that precedes the first step, and save a checkpoint."""
     run.tracker.resume_at(0)
     run.recorder.resume_at(0)
     if replay is None:
@@ -174,7 +174,7 @@ async def _begin(
 
 
 async def _learn(state: CheckpointState, parts: TrainingParts, stopping: Stopping) -> LoopState:
-    """Train by RL to the end, or to a checkpoint if the run is stopped."""
+    """Train by RL to the last step, or until the run is stopped; then save a checkpoint."""
     stopping.save = state.save_if_new
     try:
         progress = await train_loop(parts, _settings(state.run.recipe), state.progress)
@@ -200,7 +200,9 @@ def _training_parts(run: RunContext, state: CheckpointState, source: GroupSource
         estimator=parts.estimator,
         learner=state.learner,
         objective=parts.objective,
-        rollout_activations=None if isinstance(source, ReplaySource) else _rollout_activations(run, state.learner),
+        rollout_activations=None
+        if isinstance(source, ReplaySource)
+        else _enable_rollout_activations(run, state.learner),
         logprob_providers=make_logprob_providers(
             run.recipe,
             parts.objective,
@@ -221,11 +223,11 @@ def _training_parts(run: RunContext, state: CheckpointState, source: GroupSource
     )
 
 
-def _rollout_activations(run: RunContext, learner: Learner) -> RolloutActivations | None:
-    """Have the engine keep the output of the frozen layers, and return where to find it; None if that cannot be used.
+def _enable_rollout_activations(run: RunContext, learner: Learner) -> RolloutActivations | None:
+    """Make the engine keep the frozen layers' output, and return a function that looks it up, or None.
 
-    It cannot if another engine samples, or if a run must be bitwise reproducible: the engine computes tokens in other
-    batches than the trainer does, which changes the last bit.
+    It is None if another engine samples, or if the run must be bitwise reproducible, since the engine's batches differ
+    from the trainer's, which changes the last bit.
     """
     engine, recipe = run.engine, run.recipe
     if not isinstance(engine, TransformersEngine) or recipe.rollout.max_staleness:
@@ -251,7 +253,7 @@ def _settings(recipe: Recipe) -> Settings:
 def _tasks(
     recipe: Recipe, overfit: str | None, tasks: Sequence[Task] | None, heldout: Sequence[Task] | None
 ) -> tuple[list[Task], list[Task]]:
-    """Return training and held-out tasks. They share no task, unless one is to be overfitted."""
+    """Return training and held-out tasks. They share no task, except with `overfit`."""
     train_tasks = read_tasks(recipe, "train", recipe.tasks.limit) if tasks is None else list(tasks)
     if overfit is not None:
         one = [task for task in train_tasks if task.id == overfit]

@@ -1,8 +1,8 @@
 """The process that plays episodes ahead of training: `python -m turnstile.runs.worker DESCRIPTOR`.
 
-It makes its own model, engine and environments from the recipe, plays the episodes that it is asked for and reports
-each one as it ends. When its pipe closes, training is gone or done, so it releases everything and ends. It does the
-same if it gets SIGTERM or SIGINT itself, and training starts another.
+It makes its own model, engine and environments from the recipe, plays the requested episodes and reports each one as it
+ends. When its pipe closes, training has ended or died, so it releases everything and ends. It also ends on SIGTERM or
+SIGINT, in which case training starts another worker.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from turnstile.rollout.workers import (
     WorkerFault,
     pickling_error,
 )
-from turnstile.runs.session import Sampler
+from turnstile.runs.session import PublishingEngine
 from turnstile.tracking.board import EpisodeStatus
 from turnstile.types import Trajectory, Turn
 from turnstile.wiring.agent import make_agent, make_player, make_scaffold
@@ -52,28 +52,28 @@ from turnstile.wiring.servers import Remote, ServedWeights, make_remote
 from turnstile.wiring.world import make_world
 
 EVERY = 0.5
-"""Seconds between two looks at where the episodes are."""
+"""Seconds between two checks of the episodes' statuses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """What this process needs to make its parts; `env` takes the place of the recipe's."""
+    """What this process needs to make its parts. `env`, if given, replaces the recipe's environment."""
 
     recipe: Recipe
     env: Callable[..., Env] | None = None
 
 
 class Model:
-    """A sampler with a copy of the model in this process."""
+    """An engine with a copy of the model in this process."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._agent = make_agent(recipe)
         trainable(recipe, self._agent)  # adds the adapters of a run that trains them
-        self.engine: Sampler = self._agent.engine
+        self.engine: PublishingEngine = self._agent.engine
         self.scaffold, self.context = self._agent.scaffold, self._agent.context
 
     async def load(self, weights: WeightUpdate) -> None:
-        """Load a file of weights. Raises FileNotFoundError for one that newer ones have replaced."""
+        """Load a file of weights. Raises FileNotFoundError if newer weights have replaced the file."""
         await self._agent.engine.update(functools.partial(load, self._agent.model, weights))
 
     async def close(self) -> None:
@@ -81,17 +81,17 @@ class Model:
 
 
 class Servers:
-    """A sampler on servers, which load whole folders: there is no model in this process."""
+    """An engine on servers, which load folders of weights themselves, so this process has no model."""
 
     def __init__(self, recipe: Recipe, remote: Remote) -> None:
         assert isinstance(remote.engine, Router)
         self._remote = remote
         self._given = ServedWeights(recipe, remote.engine, _no_write)
-        self.engine: Sampler = self._given
+        self.engine: PublishingEngine = self._given
         self.scaffold, self.context = remote.scaffold, remote.context
 
     async def load(self, weights: WeightUpdate) -> None:
-        """Have the servers load a folder of weights; nothing more is sampled with others."""
+        """Make the servers load a folder of weights, with which all further tokens are sampled."""
         self._given.hand_out(weights.version, weights.file)
 
     async def close(self) -> None:
@@ -99,7 +99,7 @@ class Servers:
 
 
 async def speaker(recipe: Recipe) -> Model | Servers:
-    """Return what plays a recipe's episodes in this process: its own model, or servers."""
+    """Return the model or the servers that play a recipe's episodes for this process."""
     if recipe.engine.in_process:
         return Model(recipe)
     scaffold = make_scaffold(recipe, load_tokenizer(recipe.model.id))
@@ -111,20 +111,22 @@ def _no_write(version: int) -> Path:
 
 
 async def serve(pipe: Pipe, setup: Setup) -> None:
-    """Play episodes until the pipe closes. A fault in an episode ends it."""
+    """Play episodes until the pipe closes. Raises the first error of an episode that is not tolerated."""
     world = make_world(setup.recipe, setup.env)
     try:
         own = await speaker(setup.recipe)
         try:
-            await _Desk(pipe, own, make_player(setup.recipe, world, own.scaffold, own.engine, own.context)).work()
+            await _MessageHandler(
+                pipe, own, make_player(setup.recipe, world, own.scaffold, own.engine, own.context)
+            ).work()
         finally:
             await own.close()
     finally:
         await world.close()
 
 
-class _Desk:
-    """Receives the messages and carries them out concurrently."""
+class _MessageHandler:
+    """Receives messages and carries them out concurrently."""
 
     def __init__(self, pipe: Pipe, own: Model | Servers, player: Player) -> None:
         self._pipe = pipe
@@ -155,8 +157,8 @@ class _Desk:
     async def _load(self, before: asyncio.Task[None] | None) -> None:
         """Load the newest weights.
 
-        Training keeps only the last files: if one is gone, newer ones are on their way, and nothing is sampled before
-        those are loaded.
+        Training keeps only the latest files. If one is gone, newer weights are on their way, so this waits for them,
+        and nothing is sampled before they are loaded.
         """
         if before is not None:
             await before
@@ -172,11 +174,11 @@ class _Desk:
 
     async def _play(self, asked: PlayJobs, loading: asyncio.Task[None] | None) -> None:
         if loading is not None:
-            await loading  # nothing is sampled with weights older than those it was requested with
+            await loading  # jobs never use weights older than those when they were requested
         await self._player.play(asked.jobs, callback=_EventSender(self._pipe, self._own.engine))
 
     async def _send_status_counts(self) -> None:
-        """Report where the episodes are, at intervals, if that has changed."""
+        """Send the counts of unfinished episodes by status whenever they have changed, checking at intervals."""
         sent: dict[EpisodeStatus, int] = {}
         while True:
             counts = self._player.board.unfinished()
@@ -187,9 +189,9 @@ class _Desk:
 
 
 class _EventSender(EpisodeCallback):
-    """Reports to training everything that happens to an attempt."""
+    """Sends every event of an attempt to training."""
 
-    def __init__(self, pipe: Pipe, engine: Sampler) -> None:
+    def __init__(self, pipe: Pipe, engine: PublishingEngine) -> None:
         self._pipe = pipe
         self._engine = engine
 
@@ -205,7 +207,7 @@ class _EventSender(EpisodeCallback):
 
 @torch.no_grad()
 def load(model: PreTrainedModel, weights: WeightUpdate) -> int:
-    """Copy a file's parameters into the model, in place, and return their version."""
+    """Copy a file's parameters into the model in place, and return their version."""
     parameters = dict(model.named_parameters())
     for name, value in load_file(weights.file).items():
         parameters[name].copy_(value)
@@ -213,10 +215,7 @@ def load(model: PreTrainedModel, weights: WeightUpdate) -> int:
 
 
 def main(descriptor: int) -> None:
-    """Play episodes for the run at the other end of the socket `descriptor`.
-
-    It ends when the socket closes or a signal ends this process.
-    """
+    """Play episodes for the run at the other end of the socket `descriptor`, until it closes or a signal arrives."""
     asyncio.run(_main(descriptor))
 
 
@@ -250,7 +249,7 @@ async def _serve(pipe: Pipe, setup: Setup | Exception) -> None:
 
 
 def _end_soon() -> None:
-    """Kill this process group after a while: nothing else is left to do so if something in it hangs."""
+    """Kill this process group after `GRACE_SECONDS`, in case something in it hangs."""
 
     def end() -> None:
         time.sleep(GRACE_SECONDS)
@@ -260,14 +259,14 @@ def _end_soon() -> None:
 
 
 def _report(pipe: Pipe, error: BaseException) -> None:
-    """Report to training the error that ended this process; of a group of errors, the first."""
+    """Report the error that ended this process to training. Of a group of errors, only the first is reported."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     text = "".join(traceback.format_exception(error))
     where = f"in the process that plays episodes:\n{text}"
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # one that cannot be pickled is reported as text
+    except Exception:  # an error that cannot be pickled is reported as text
         error = RuntimeError(f"{type(error).__name__}: {error}")
     pipe.send(WorkerFault(error, where))
     pipe.finish_sending()

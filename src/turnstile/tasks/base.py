@@ -1,4 +1,4 @@
-"""Task files (JSON lines), and the deterministic order in which training draws tasks."""
+"""Task files (JSON lines), and the deterministic order in which training draws their tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIELDS: Mapping[str, type] = {"id": str, "env": str, "prompt": str, "data": dic
 
 
 def task_to_json(task: Task) -> dict[str, JSON]:
-    """Return the task as a JSON object; fields with their default are omitted."""
+    """Return the task as a JSON object. An empty prompt and a seed of 0 are omitted."""
     record: dict[str, JSON] = {"id": task.id, "env": task.env}
     if task.prompt:
         record["prompt"] = task.prompt
@@ -31,7 +31,7 @@ def task_to_json(task: Task) -> dict[str, JSON]:
 
 
 def task_from_json(record: JSON, where: str = "task") -> Task:
-    """Return the task of a JSON object. Raises TaskError naming `where` and the field that is wrong."""
+    """Return the task that a JSON object describes. Raises TaskError naming `where` and the wrong field."""
     if not isinstance(record, dict):
         raise TaskError(f"{where}: a task is a JSON object, this is {type(record).__name__}")
     for key in record:
@@ -48,10 +48,10 @@ def task_from_json(record: JSON, where: str = "task") -> Task:
 
 
 def load_tasks(path: str | Path) -> list[Task]:
-    """Return the tasks of a JSON lines file, in file order; empty lines are skipped.
+    """Return the tasks of a JSON lines file, in file order. Empty lines are skipped.
 
-    Raises TaskError with file and line for text that is not JSON, a field that is wrong or an id used twice, and for a
-    file that is missing or has no task.
+    Raises TaskError with file and line for text that is not JSON, a wrong field or a repeated id, and with the file for
+    a file that is missing or has no task.
     """
     path = Path(path)
     try:
@@ -81,21 +81,21 @@ def load_tasks(path: str | Path) -> list[Task]:
 
 
 def dump_task(task: Task) -> str:
-    """Return the task's line in a task file, without the line end."""
+    """Return the task's line in a task file, without the newline."""
     return json.dumps(task_to_json(task), ensure_ascii=False, separators=(",", ":"))
 
 
 def write_tasks(path: str | Path, tasks: Iterable[Task]) -> int:
-    """Write a task file atomically (a reader sees the old file or the new one); return the number of tasks."""
+    """Write a task file atomically, so that readers see the old file or the new one, and return the number of tasks."""
     return write_lines(path, map(dump_task, tasks))
 
 
 @dataclasses.dataclass(slots=True)
 class TaskSampler:
-    """Draws tasks without end: every epoch is one permutation of all tasks, drawn from (seed, epoch) alone.
+    """Draws tasks endlessly. Each epoch is a permutation of all tasks that depends only on (seed, epoch).
 
-    The position is `state()`, small JSON for a checkpoint. `restore` refuses the state of other tasks, since continuing
-    with those would silently repeat and skip problems.
+    Raises TaskError if there are no tasks. `restore` rejects the state of a sampler with other tasks, since continuing
+    from it would silently repeat and skip tasks.
     """
 
     tasks: Sequence[Task]
@@ -112,11 +112,11 @@ class TaskSampler:
 
     @property
     def epoch(self) -> int:
-        """How many times all tasks have been drawn."""
+        """Number of epochs that ended before the current one."""
         return self._epoch
 
     def next(self, n: int) -> list[Task]:
-        """Draw the next n tasks; no task is drawn twice before all others were drawn once."""
+        """Draw the next n tasks. Within an epoch each task is drawn exactly once."""
         chosen: list[Task] = []
         for _ in range(n):
             if self._index == len(self._order):
@@ -135,7 +135,7 @@ class TaskSampler:
         return {"epoch": self._epoch, "index": self._index, "seed": self.seed, "tasks": self._digest()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state. Raises TaskError if it is of other tasks or another seed."""
+        """Continue from a saved state. Raises TaskError if it was saved with other tasks or another seed."""
         for key, own in (("seed", self.seed), ("tasks", self._digest())):
             if state[key] != own:
                 raise TaskError(f"the sampler's state has {key} {state[key]}, this run has {own}; use the same tasks")
@@ -143,7 +143,7 @@ class TaskSampler:
         self._order = self._permutation()
 
     def _digest(self) -> str:
-        """Return the number of tasks and a digest of their ids."""
+        """Return the number of tasks and a digest of their ids, as one string."""
         ids = "\n".join(task.id for task in self.tasks).encode()
         return f"{len(self.tasks)}:{hashlib.blake2b(ids, digest_size=8).hexdigest()}"
 

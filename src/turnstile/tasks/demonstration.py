@@ -9,12 +9,12 @@ from turnstile.agents.parsing.lines import CALL_ID
 from turnstile.types import JSON, Message, ToolCall
 
 Agent = Callable[[Sequence[Message]], Message]
-"""The messages since the agent's last action (at first: the prompt) -> its next action."""
+"""Maps the messages since the agent's last action (at first the prompt) to its next action."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoStep:
-    """One action of a demonstration; one that is not `trainable` is shown, but not learned."""
+    """One action of a demonstration. If it is not `trainable`, it is shown but not trained on."""
 
     message: Message
     trainable: bool = True

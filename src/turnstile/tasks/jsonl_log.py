@@ -13,9 +13,9 @@ from turnstile.errors import TaskError
 
 
 def append(path: Path, line: str) -> None:
-    """Append one line, flushed to the disk; an incomplete last line that a killed process left is removed first.
+    """Append one line and flush it to the disk, after removing an incomplete last line left by a killed process.
 
-    Several processes may append to one file. Raises TaskError if it cannot be written.
+    Several processes may append to the same file. Raises TaskError if the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ def append(path: Path, line: str) -> None:
 
 
 def repair(path: Path) -> None:
-    """Remove an incomplete last line that a killed process left, if the file exists."""
+    """Remove an incomplete last line left by a killed process, if the file exists."""
     if path.exists():
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -38,7 +38,7 @@ def repair(path: Path) -> None:
 
 
 def read(path: Path) -> Iterator[Any]:
-    """Yield the parsed complete lines of a file, none if it does not exist; an incomplete last line is skipped.
+    """Yield the parsed complete lines of a file, or nothing if it does not exist. An incomplete last line is skipped.
 
     Raises TaskError for a line that is not JSON.
     """
@@ -56,6 +56,6 @@ def _cut(path: Path) -> None:
         if file.seek(0, os.SEEK_END) == 0:
             return
         file.seek(-1, os.SEEK_END)
-        if file.read(1) != b"\n":  # only then the whole file is read
+        if file.read(1) != b"\n":  # reads the whole file, but only in this case
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)

@@ -1,4 +1,4 @@
-"""Rows of data sets (JSON, JSON lines, Parquet) in a file, a folder or on the hub; and atomic writes of lines."""
+"""Rows of data sets (JSON, JSON lines, Parquet) from a file, a folder or the hub, and atomic writing of lines."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
 def files_of(source: str | Path, split: str = "") -> list[Path]:
-    """Return the files of a source: itself, those below a folder, or those of a data set on the hub (OWNER/NAME).
+    """Return the files of a source, which is a file, a folder, or a data set on the hub (OWNER/NAME).
 
-    The latter are downloaded, or found in the hub's cache. `split` selects among several files by name or folder.
-    Raises TaskError if there is none.
+    A data set is downloaded, unless it is in the hub's cache. `split` selects among several files by the start of their
+    name or by folder. Raises TaskError if there is no file.
     """
     path = Path(source)
     if path.is_file():
@@ -36,10 +36,11 @@ def files_of(source: str | Path, split: str = "") -> list[Path]:
 def read_rows(
     file: Path, on_error: Callable[[TaskError], None] | None = None
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the rows of a file, each with its position; `on_error` gets the error of a row that cannot be read.
+    """Yield the rows of a file, each with its position.
 
-    Raises TaskError naming file and row for what cannot be read; for a row only without `on_error`. Raises
-    MissingExtraError for a Parquet file without its extra.
+    A row that cannot be read is skipped and its TaskError passed to `on_error`; without `on_error` that error is
+    raised. Raises TaskError, naming file and row, if the file cannot be read any further, and MissingExtraError for a
+    Parquet file if that extra is not installed.
     """
     rows = _parquet(file) if file.suffix == ".parquet" else _json(file)
     for number in itertools.count(1):
@@ -61,9 +62,9 @@ def read_rows(
 
 
 def _object(row: Any, where: str) -> Mapping[str, Any]:
-    """Return a row as an object.
+    """Return a row as an object. Raises TaskError if it is not one.
 
-    A row of JSON lines comes as bytes, so that the rows after a damaged one can still be read.
+    A row of JSON lines is given as bytes, so that the rows after a damaged one can still be read.
     """
     if isinstance(row, bytes):
         try:
@@ -76,9 +77,9 @@ def _object(row: Any, where: str) -> Mapping[str, Any]:
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> int:
-    """Write a file of these lines atomically, and return their number.
+    """Write these lines to a file atomically, and return their number.
 
-    A reader sees the old file or the new one, whatever goes wrong with the lines meanwhile.
+    Readers see either the old file or the new one, even if producing the lines fails.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +99,7 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> int:
 
 
 def _download(name: str) -> Path:
-    """Return the folder of a data set's files from the hub, or from its cache."""
+    """Return the folder with a data set's files from the hub or from its cache."""
     if name.count("/") != 1 or name.startswith((".", "/")):
         raise TaskError(f"{name}: no such file or folder; give a path, or a data set on the hub as OWNER/NAME")
     hub = importlib.import_module("huggingface_hub")

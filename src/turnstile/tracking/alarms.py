@@ -1,7 +1,7 @@
-"""Alarms: rules that watch a run's metrics and report in one line when the run goes wrong.
+"""Alarms, which watch a run's metrics and report in one line when the run goes wrong.
 
-Each alarm gets every step's metrics, reports once when its condition begins (and again only after it has ended), and
-keeps its memory in `state()`, which is part of the checkpoint.
+Each alarm gets every step's metrics. It reports once when its condition begins, and again only after the condition has
+ended. Its `state()` is part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from turnstile.tracking.base import Scalars
 
 @runtime_checkable
 class Alarm(Protocol):
-    """One rule."""
+    """A rule that watches a run's metrics."""
 
     def update(self, step: int, metrics: Scalars) -> str | None:
-        """Return one line when the rule's condition begins, None otherwise or if a metric is missing."""
+        """Return one line when the rule's condition begins; None otherwise, or if a metric is missing."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return the rule's memory, as JSON."""
+        """Return the rule's state as JSON."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -33,13 +33,13 @@ class Alarm(Protocol):
 
 
 def numeric(metrics: Scalars, name: str) -> float | None:
-    """Return a metric as a float, None if it is missing or not a number; NaN and infinities pass."""
+    """Return a metric as a float, which may be NaN or infinite; None if it is missing or not a number."""
     value = metrics.get(name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def slope(values: Sequence[float]) -> tuple[float, float]:
-    """Return the least-squares slope of n >= 3 values per step, and its standard error."""
+    """Return the least-squares slope per step of n >= 3 values, and its standard error."""
     y = np.asarray(values, dtype=np.float64)
     x = np.arange(len(y)) - (len(y) - 1) / 2
     spread = float((x * x).sum())
@@ -49,20 +49,21 @@ def slope(values: Sequence[float]) -> tuple[float, float]:
 
 
 class CollapseAlarm:
-    """Reward collapse: total reward rises while the outcome falls.
+    """Reports reward collapse, when the total reward rises while the outcome falls.
 
-    The policy then collects step rewards instead of solving the task, as direct accumulation does in arXiv 2508.10548.
+    The policy then collects step rewards instead of solving the task, as with direct accumulation in arXiv 2508.10548.
 
-    Over the last `window` steps both series get a least-squares line; the alarm rises when the slope of reward/total is
-    more than `z` of its standard errors above 0 and that of reward/outcome more than `z` of its own below 0. The line
-    names the step term whose granted reward (reward/granted/TERM) rose most.
+    A least-squares line is fitted to each of the two series over the last `window` steps. The alarm is raised when the
+    slope of reward/total is more than `z` of its standard errors above 0 and that of reward/outcome more than `z` of
+    its own below 0. The message names the step term whose granted reward (reward/granted/TERM) rose most.
 
     window = 20 and z = 3 are tuned on simulated healthy runs of 200 steps with step-mean noise of .07 (outcome) and .05
-    (step rewards), independent or with autocorrelation .3: flat; learning (both rise); step rewards that rise by .6 and
-    level off over a flat outcome. The last is the worst: 1.0 % false alarms a run (0.3 % with independent noise); the
-    others stay below 0.1 %. Against an outcome that falls by .005 / .01 a step while the step rewards rise by .02, it
-    reports within 60 steps in 84 % / 99 % of runs, at step 31 / 23 in the median. Step rewards that rise for ever over
-    a flat outcome do not count as healthy. tests/tracking/test_alarms.py runs this simulation.
+    (step rewards), independent or with autocorrelation .3. The runs are flat, learning (both series rise), or have step
+    rewards that rise by .6 and level off over a flat outcome. The last kind is the worst, with false alarms in 1.0 % of
+    runs (0.3 % with independent noise); the others stay below 0.1 %. If the outcome falls by .005 / .01 a step while
+    the step rewards rise by .02, the alarm reports within 60 steps in 84 % / 99 % of runs, with a median of step 31 /
+    23. Step rewards that keep rising over a flat outcome do not count as healthy. tests/tracking/test_alarms.py runs
+    this simulation.
     """
 
     def __init__(self, window: int = 20, z: float = 3.0) -> None:
@@ -97,7 +98,7 @@ class CollapseAlarm:
         )
 
     def _driver(self) -> str:
-        """Return, in words, the step term that rose most."""
+        """Return a phrase that names the step term that rose most, with advice."""
         terms = {name for row in self._rows for name in row if name.startswith("reward/granted/")}
         rises = {name: slope([row.get(name, 0.0) for row in self._rows])[0] for name in sorted(terms)}
         if not rises:
@@ -116,9 +117,10 @@ class CollapseAlarm:
 
 
 class EntropyAlarm:
-    """Entropy collapse: the mean entropy of the last `window` steps fell below a `fraction` of the initial mean.
+    """Reports entropy collapse, when the mean entropy of the last `window` steps falls below a share of its start.
 
-    The initial mean is over the run's first `window` steps. `metric` is the mean token entropy in nats.
+    The share is `fraction`, and the start is the mean over the run's first `window` steps. `metric` is the mean token
+    entropy in nats.
     """
 
     def __init__(self, fraction: float = 0.2, window: int = 5, metric: str = "policy/entropy") -> None:
@@ -159,11 +161,11 @@ class EntropyAlarm:
 
 
 class RatioAlarm:
-    """The policy moved too far from the one that sampled.
+    """Reports that the policy moved too far from the one that sampled.
 
-    The mean ratio (`metric`) of a step is outside [1/limit, limit], or the mean k3 estimate of KL(behaviour || policy)
-    (`kl_metric`, nats a token) above `kl_limit`. They are near 1 and 0 while sampler and trainer agree and updates are
-    small.
+    It is raised when a step's mean ratio (`metric`) is outside [1/limit, limit], or its mean k3 estimate of
+    KL(behaviour || policy) (`kl_metric`, nats per token) is above `kl_limit`. These are near 1 and 0 while sampler and
+    trainer agree and updates are small.
     """
 
     def __init__(
@@ -185,7 +187,7 @@ class RatioAlarm:
         ratio, divergence = numeric(metrics, self.metric), numeric(metrics, self.kl_metric)
         if ratio is None and divergence is None:
             return None
-        # comparisons are written so that NaN counts as too far
+        # the comparisons are written so that NaN counts as too far
         ratio_fine = ratio is None or 1 / self.limit <= ratio <= self.limit
         divergence_fine = divergence is None or divergence <= self.kl_limit
         exploded = not (ratio_fine and divergence_fine)
@@ -208,10 +210,11 @@ class RatioAlarm:
 
 
 class GapAlarm:
-    """Sampler and trainer disagree on the same weights.
+    """Reports that sampler and trainer disagree on the same weights.
 
-    Their log-probabilities under one version of the weights differ by more than `limit` nats a token, for example since
-    a server did not load all of them. Kernels and 16-bit numbers cause a gap of some hundredths.
+    It is raised when their log-probabilities under one version of the weights differ by more than `limit` nats per
+    token, for example because a server did not load all of the weights. Kernels and 16-bit numbers cause a gap of a few
+    hundredths.
     """
 
     def __init__(self, limit: float = 0.1) -> None:
@@ -241,9 +244,9 @@ class GapAlarm:
 
 
 class GradientAlarm:
-    """Counts steps whose gradient norm (`metric`) is NaN or infinite; the trainer skips such an update.
+    """Reports each step whose gradient norm (`metric`) is NaN or infinite; the trainer skips that update.
 
-    Reports each of them, and raises TrainingError at the `limit`-th in a row.
+    At the `limit`-th such step in a row it raises TrainingError.
     """
 
     def __init__(self, limit: int = 3, metric: str = "optim/grad_norm") -> None:
@@ -282,10 +285,10 @@ class GradientAlarm:
 
 
 class KilledAlarm:
-    """Attempts keep ending without a verdict because their grader gets SIGKILL: more than `share` in `window` steps.
+    """Reports that graders were killed by SIGKILL in more than `share` of the attempts of the last `window` steps.
 
-    Such attempts are not trained on, so a policy whose code kills itself where it would fail loses nothing by it; a
-    machine that is short of memory looks the same.
+    Such attempts end without a verdict and are not trained on, so a policy pays nothing for code that kills itself
+    where it would fail. A machine that is short of memory looks the same.
     """
 
     def __init__(self, share: float = 0.05, window: int = 5) -> None:
@@ -320,9 +323,9 @@ class KilledAlarm:
 
 
 class ZeroAdvantageAlarm:
-    """No group has a gradient for `limit` steps in a row (groups/zero_advantage equals groups/total).
+    """Reports that no group had a gradient for `limit` steps in a row (groups/zero_advantage equals groups/total).
 
-    All attempts at a task get the same score then, so that comparing them says nothing.
+    All attempts at a task then get the same score, so nothing is learned from comparing them.
     """
 
     def __init__(self, limit: int = 5) -> None:
@@ -352,7 +355,7 @@ class ZeroAdvantageAlarm:
 
 
 def standard_alarms() -> dict[str, Alarm]:
-    """Return one alarm of each kind, by the name of its state in a checkpoint."""
+    """Return one alarm of each kind, keyed by its name in a checkpoint."""
     return {
         "collapse": CollapseAlarm(),
         "entropy": EntropyAlarm(),

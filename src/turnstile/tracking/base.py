@@ -11,9 +11,9 @@ Scalars = Mapping[str, float | int | str | bool | None]
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Receives what a run reports. Names are slash-separated (`reward/total`, `seconds/generate`).
+    """Receives a run's metrics and messages. Metric names are slash-separated (`reward/total`, `seconds/generate`).
 
-    A tracker's kind is called with the run's folder and its knobs.
+    A tracker's kind is called with the run's folder and the kind's knobs.
     """
 
     def log(self, step: int, metrics: Scalars) -> None:
@@ -29,11 +29,11 @@ class Tracker(Protocol):
         ...
 
     def resume_at(self, step: int) -> None:
-        """Drop what was logged after `step`, from which the run resumes; it will be logged again."""
+        """Drop everything logged after `step`, from which the run resumes; it will be logged again."""
         ...
 
     def sync(self) -> None:
-        """Flush everything logged so far to the disk, so that it survives a machine that stops."""
+        """Flush everything logged so far to the disk, so that it survives a crash of the machine."""
         ...
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""The current status of a run's episodes: a few numbers that the rollout updates and the screen shows.
+"""The current status of a run's episodes: counts that the rollout updates and the screen shows.
 
-Nothing depends on them and nothing is saved: the ledger accounts for attempts. An update is one dictionary operation;
+They affect nothing else and are not saved; the ledger accounts for attempts. An update is one dictionary operation, and
 the reader does the counting.
 """
 
@@ -21,10 +21,10 @@ class EpisodeStatus(StrEnum):
 
     WAITING = "waiting"  # for a free slot
     GENERATING = "generating"
-    ACTING = "in a tool"  # or elsewhere in its environment, which includes opening it
+    ACTING = "in a tool"  # or elsewhere in its environment, which may be opening
     GRADING = "being graded"
     FINISHED = "finished"  # waiting for the other episodes of its step
-    FAILED = "failed"  # infrastructure failed, and no retries were left
+    FAILED = "failed"  # infrastructure failed and no retries were left
 
 
 UNFINISHED = frozenset({EpisodeStatus.WAITING, EpisodeStatus.GENERATING, EpisodeStatus.ACTING, EpisodeStatus.GRADING})
@@ -33,7 +33,7 @@ UNFINISHED = frozenset({EpisodeStatus.WAITING, EpisodeStatus.GENERATING, Episode
 class StatusBoard:
     """The statuses of one run's episodes.
 
-    Several threads may write and read: each line here is one operation on one dictionary.
+    Several threads may use it, because every access is a single operation on one dictionary.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class StatusBoard:
         self.tokens = 0
         """Tokens sampled so far."""
         self.failures: dict[str, int] = {}
-        """Infrastructure failures by kind, those of retried attempts included."""
+        """Number of infrastructure failures by type, including those of retried attempts."""
         self._statuses: dict[Key, EpisodeStatus] = {}
 
     def set_status(self, keys: Iterable[Key], status: EpisodeStatus = EpisodeStatus.WAITING) -> None:
@@ -51,12 +51,12 @@ class StatusBoard:
             self._statuses[key] = status
 
     def on_turn(self, turn: Turn) -> None:
-        """Count the tokens of a turn that was sampled."""
+        """Count the turn's tokens if it was just sampled."""
         if turn.stage is Stage.SAMPLED:
             self.tokens += len(turn.completion.token_ids)
 
     def on_end(self, trajectory: Trajectory, *, will_retry: bool) -> None:
-        """Set the status of an attempt that ended; `will_retry` if it is played once more."""
+        """Set the status of an attempt that ended. `will_retry` is true if it is played again."""
         status = EpisodeStatus.FINISHED
         if trajectory.stop is Stop.ERROR:
             kind = (trajectory.error or "").partition(":")[0]
@@ -65,16 +65,16 @@ class StatusBoard:
         self._statuses[trajectory.key] = status
 
     def remove(self, keys: Iterable[Key]) -> None:
-        """Remove episodes: they were trained on, or given up with their step."""
+        """Remove episodes that no longer belong to a running step."""
         for key in keys:
             self._statuses.pop(key, None)
 
     def counts(self) -> dict[EpisodeStatus, int]:
-        """Return how many episodes have each status, here and in the other process."""
+        """Return the number of episodes in each status, in this process and the other one."""
         counter = Counter(list(self._statuses.values()))
         counter.update(self.remote_counts)
         return {status: counter[status] for status in EpisodeStatus}
 
     def unfinished(self) -> dict[EpisodeStatus, int]:
-        """Return the counts of episodes that have not ended."""
+        """Return the number of episodes that have not ended, by status and without zeros."""
         return {status: count for status, count in self.counts().items() if status in UNFINISHED and count}

@@ -1,6 +1,6 @@
-"""A run in the terminal: one line a step, and below it a screen of what is running.
+"""A run in the terminal: one line per step, and below the lines a screen that shows what is running.
 
-If the output is not a terminal (a log file, CI) the same comes as plain lines.
+If the output is not a terminal (a log file, CI), progress is printed as plain lines instead of a screen.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("turns", "turns", ".1f"),
     ("tokens/per_second", "tok/s", ".0f"),
 )
-"""(metric, its name in a step's line, format); a step's line omits metrics that the step did not log."""
-SHORT = 5  # letters of a rate's name in a step's line
+"""(metric, its label in a step's line, format); the line omits metrics that the step did not log."""
+SHORT = 5  # characters of a rate's name in a step's line
 
 STYLES = {"info": "", "warning": "yellow", "alarm": "bold red"}
 
 
 class ConsoleTracker:
-    """Prints to standard output, or to `file`. `plain=None` means: plain unless it is a terminal.
+    """Prints to standard output, or to `file`. With `plain` None, output is plain unless it goes to a terminal.
 
     `columns` adds metrics to a step's line, by name. In plain mode a running phase prints a line at most every `every`
-    seconds; otherwise a screen below the lines shows running phases, and the status of the episodes of `board`.
+    seconds; otherwise a screen below the lines shows running phases and the status of the episodes on `board`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ConsoleTracker:
         self._console = SharedConsole(file, highlight=False, soft_wrap=True)
         self._columns = (*COLUMNS, *((name, name, ".4g") for name in columns))
         self._every = every
-        able = self._console.file.isatty() and self._console.is_interactive  # rich alone would believe FORCE_COLOR
+        able = self._console.file.isatty() and self._console.is_interactive  # rich alone would obey FORCE_COLOR
         self._phases: dict[str, Phase] = {}
         self._screen: Screen | None = None
         if able if plain is None else not plain:
@@ -96,28 +96,28 @@ class ConsoleTracker:
     def _end(self, label: str, phase: Phase) -> None:
         del self._phases[label]
         seconds = phase.updated_at - phase.began
-        if seconds >= 3 * self._every:  # short phases of every step would drown its line
+        if seconds >= 3 * self._every:  # reporting short phases would drown the steps' lines
             self.say(f"{label}: {phase.total} done in {duration(seconds)}")
 
 
 def step_line(step: int, metrics: Scalars, columns: Sequence[tuple[str, str, str]] = COLUMNS) -> str:
     """Return the line of one step.
 
-    It has the rates (`rate/*`, their names cut short), the chosen metrics, the share of open gates by reward term
-    (`gate/*`), and the seconds of each phase (`seconds/*`).
+    It contains the rates (`rate/*`, with shortened names), the metrics of `columns`, the share of open gates by reward
+    term (`gate/*`), and the seconds of each phase (`seconds/*`).
     """
     parts = [f"step {step:>3}"]
-    parts += [f"{name[:SHORT]} {value:.2f}" for name, value in _under("rate/", metrics).items()]
+    parts += [f"{name[:SHORT]} {value:.2f}" for name, value in _metrics_under("rate/", metrics).items()]
     for name, label, form in columns:
         value = metrics.get(name)
         if isinstance(value, int | float):
             parts.append(f"{label} {float(value):{form}}")
-    parts += [f"gate {name} {value:.2f}" for name, value in _under("gate/", metrics).items()]
-    parts += _seconds(metrics)
+    parts += [f"gate {name} {value:.2f}" for name, value in _metrics_under("gate/", metrics).items()]
+    parts += _phase_seconds(metrics)
     return "  ".join(parts)
 
 
-def _under(prefix: str, metrics: Scalars) -> dict[str, float]:
+def _metrics_under(prefix: str, metrics: Scalars) -> dict[str, float]:
     return {
         name.removeprefix(prefix): float(value)
         for name, value in metrics.items()
@@ -125,8 +125,8 @@ def _under(prefix: str, metrics: Scalars) -> dict[str, float]:
     }
 
 
-def _seconds(metrics: Scalars) -> list[str]:
-    spent = _under("seconds/", metrics)
+def _phase_seconds(metrics: Scalars) -> list[str]:
+    spent = _metrics_under("seconds/", metrics)
     whole = spent.pop("step", sum(spent.values()))
     phases = ", ".join(f"{name} {value:.1f}" for name, value in spent.items())
     return [f"{whole:.0f} s" + (f" ({phases})" if phases else "")] if whole or phases else []

@@ -1,4 +1,4 @@
-"""A tracker that forwards to several others."""
+"""A tracker that forwards to other trackers."""
 
 from __future__ import annotations
 

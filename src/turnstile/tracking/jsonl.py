@@ -16,10 +16,10 @@ from turnstile.tracking.base import Scalars
 class JsonlTracker:
     """Appends an object for each step to `metrics.jsonl` and one for each message to `messages.jsonl`.
 
-    A line is in its file when the call returns, and outlives a machine that stops after the next `sync`. A damaged
-    end (the process was killed, the machine stopped) is moved to `NAME.damaged` with a warning in the log when the file
-    is opened again, and damaged lines before it are left out. Numbers that are not finite become the strings "NaN",
-    "Infinity" and "-Infinity", which `float` reads, so that every line is plain JSON.
+    A line is in its file when the call returns, and survives a crash of the machine after the next `sync`. When a file
+    is opened again, a damaged end (left by a killed process or a crash) is moved to `NAME.damaged` with a warning in
+    the log; damaged lines before it are skipped by readers. Numbers that are not finite become the strings "NaN",
+    "Infinity" and "-Infinity", which `float` accepts, so that every line is plain JSON.
     """
 
     def __init__(self, run: Path) -> None:
@@ -36,13 +36,13 @@ class JsonlTracker:
         _write(self._messages, {"time": time.time(), "level": level, "message": line})
 
     def progress(self, label: str, done: int, total: int) -> None:
-        """Do nothing: progress is of interest only while it happens."""
+        """Do nothing, since progress matters only while it happens."""
 
     def resume_at(self, step: int) -> None:
         self._metrics.close()
         scratch = self._path.with_name(self._path.name + ".new")
         with scratch.open("wb") as file:
-            file.writelines(line for line, body in _whole(self._path)[0] if body["step"] <= step)
+            file.writelines(line for line, body in _valid_lines(self._path)[0] if body["step"] <= step)
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, self._path)
@@ -59,11 +59,11 @@ class JsonlTracker:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """Return the steps logged in a run's folder, oldest first; damaged lines are skipped."""
+    """Return the metrics of the steps logged in a run's folder, oldest first. Damaged lines are skipped."""
     path = Path(run) / "metrics.jsonl"
     if not path.exists():
         return []
-    return [{key: _NUMBERS.get(value, value) for key, value in step.items()} for _, step in _whole(path)[0]]
+    return [{key: _NUMBERS.get(value, value) for key, value in step.items()} for _, step in _valid_lines(path)[0]]
 
 
 def read_messages(run: Path) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ def read_messages(run: Path) -> list[dict[str, Any]]:
     Damaged lines are skipped.
     """
     path = Path(run) / "messages.jsonl"
-    return [body for _, body in _whole(path)[0]] if path.exists() else []
+    return [body for _, body in _valid_lines(path)[0]] if path.exists() else []
 
 
 _log = logging.getLogger(__name__)
@@ -80,9 +80,9 @@ _NUMBERS: dict[Any, Any] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": 
 
 
 def _open(path: Path) -> TextIO:
-    """Return the file, open for appending, without a damaged end."""
+    """Open the file for appending, after moving a damaged end aside, and return it."""
     if path.exists():
-        lines, end = _whole(path)
+        lines, end = _valid_lines(path)
         within, behind = end - sum(len(line) for line, _ in lines), path.stat().st_size - end
         if within:
             _log.warning("%s: left out %d bytes between whole lines, which are damaged", path, within)
@@ -97,10 +97,10 @@ def _open(path: Path) -> TextIO:
     return path.open("a", encoding="utf-8")
 
 
-def _whole(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], int]:
-    """Return the lines of a file with their objects, and the number of bytes up to the end of the last valid one.
+def _valid_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], int]:
+    """Return a file's valid lines with their objects, and the position at which the last valid line ends.
 
-    Torn lines and lines without a JSON object are left out: a machine that crashed may have left zeros.
+    Torn lines and lines that are not a JSON object are left out; a crash of the machine may leave zeros.
     """
     lines, place, end = [], 0, 0
     for line in path.read_bytes().splitlines(keepends=True):
@@ -130,7 +130,7 @@ def _write(file: TextIO, body: dict[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value as plain JSON; numpy's and torch's numbers are converted by their `item`."""
+    """Return the value as plain JSON. Numbers of numpy and torch are converted by their `item`."""
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

@@ -127,7 +127,7 @@ METRICS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 
 
 def meaning_of(name: str) -> tuple[str, str] | None:
-    """Return the unit and the meaning of a metric, None if it is unknown; an exact name counts before a pattern."""
+    """Return the unit and the meaning of a metric, or None if it is unknown. Exact names precede patterns."""
     flat = {known: description for section in METRICS.values() for known, description in section.items()}
     if name in flat:
         return flat[name]

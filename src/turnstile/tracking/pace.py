@@ -1,4 +1,4 @@
-"""Progress of a long phase, and the time left at its pace so far."""
+"""The progress of a long phase, and an estimate of the time left at its pace so far."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(kw_only=True, slots=True)
 class Phase:
-    """A running phase; times are of the monotonic clock, in seconds."""
+    """A running phase. Times are in seconds of the monotonic clock."""
 
     began: float
     done_at_start: int
@@ -17,7 +17,7 @@ class Phase:
     updated_at: float = 0.0  # when `done` was last updated
 
     def seconds_left(self, now: float) -> float | None:
-        """Return the seconds left at the pace so far; None before there is a pace."""
+        """Return the seconds left at the pace so far, or None before any progress."""
         paced = self.done - self.done_at_start
         if paced <= 0:
             return None
@@ -26,7 +26,7 @@ class Phase:
 
 
 def format_time_left(seconds: float | None) -> str:
-    """Return the time left in words; None is unknown."""
+    """Return the time left as a phrase. None means that it is unknown."""
     return "time left unknown yet" if seconds is None else f"{duration(seconds)} left"
 
 

@@ -1,7 +1,7 @@
 """The screen at the bottom of the terminal during a run: episode statuses, speed, and the last steps' results.
 
-Printed lines go above it and stay. The terminal keeps no changed state if the process is killed: the cursor stays
-visible, and no alternate screen is used.
+Printed lines appear above it and stay. The terminal is left in a usable state even if the process is killed: the cursor
+stays visible, and no alternate screen is used.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from turnstile.tracking.pace import Phase, duration, format_time_left
 
 TRAINING = "training"
 """The label of the phase that spans all steps of a run."""
-REFRESH_RATE = 2  # redraws a second
+REFRESH_RATE = 2  # redraws per second
 WINDOW = 60.0  # seconds over which the speed is measured
 SMALL_HEIGHT = 20  # lines; a smaller terminal may not have room for the whole screen
-RECENT_STEPS = 6  # steps shown
+RECENT_STEPS = 6  # number of steps shown
 OUTCOME = "reward/outcome"
 SHARES = ("generate", "environment", "train", "other")
 
 
 class Terminal:
-    """A terminal to write to, with complete writes.
+    """A terminal as a text file whose writes are always complete.
 
-    Python's own text files lose part of a write to a terminal when a signal (Ctrl-C, for example) arrives in between.
+    Python's own text files lose part of a write to a terminal when a signal (Ctrl-C, for example) arrives during the
+    write.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -46,7 +47,7 @@ class Terminal:
         self.encoding = file.encoding
 
     def write(self, text: str) -> int:
-        self._file.flush()  # text written to the file itself comes first
+        self._file.flush()  # write out text that is buffered in the file first
         left = memoryview(text.encode(self.encoding, "replace"))
         while left:
             left = left[os.write(self._file.fileno(), left) :]
@@ -63,7 +64,7 @@ class Terminal:
 
 
 class SharedConsole(Console):
-    """A console for one thread at a time, so that the screen and printed lines never interleave."""
+    """A console that only one thread uses at a time, so that the screen and printed lines never interleave."""
 
     def __init__(self, file: TextIO | None, **knobs: Any) -> None:
         self._lock = threading.RLock()
@@ -84,7 +85,7 @@ class SharedConsole(Console):
 
 
 class Screen:
-    """Draws the run's state in a thread between `start` and `stop`; updating that state costs next to nothing."""
+    """Draws the run's state in a thread between `start` and `stop`. Updating that state costs almost nothing."""
 
     def __init__(self, console: SharedConsole, board: StatusBoard, title: str, *, redirect: bool) -> None:
         """Prepare the screen.
@@ -113,11 +114,11 @@ class Screen:
 
     @property
     def is_on(self) -> bool:
-        """Whether the screen is drawn."""
+        """Whether the screen is being drawn."""
         return self._live.is_started
 
     def start(self) -> None:
-        """Start drawing, unless it is drawn already."""
+        """Start drawing, unless the screen is already being drawn."""
         if not self.is_on:
             with self._console:
                 self._live.start(refresh=True)
@@ -133,7 +134,7 @@ class Screen:
             self._drawing.join()
             self._drawing = None
             for stream in (sys.stdout, sys.stderr):
-                stream.flush()  # an unfinished line, which the redirection held back
+                stream.flush()  # write an unfinished line that the redirection held back
             with self._console:
                 self._live.stop()
 
@@ -168,7 +169,7 @@ class Screen:
             border_style="dim",
             height=height - 1 if height < SMALL_HEIGHT else None,
         )
-        return Group(panel, Text(""))  # so that after a kill the shell's prompt begins on a line of its own
+        return Group(panel, Text(""))  # puts the shell's prompt on its own line after a kill
 
     def _title_line(self, now: float) -> str:
         training = self._phases.get(TRAINING)
@@ -205,7 +206,7 @@ class Screen:
         return Text(f"step {training.done + 1}, computing for {duration(now - self._changed)}")
 
     def _speed(self, now: float) -> str:
-        """Return the tokens a second of recently sampled turns, in words."""
+        """Return the tokens sampled per second over the last `WINDOW` seconds, as a phrase."""
         self._token_samples.append((now, self._board.tokens))
         while len(self._token_samples) > 2 and self._token_samples[1][0] <= now - WINDOW:
             self._token_samples.popleft()
@@ -214,7 +215,7 @@ class Screen:
 
 
 def _step_rows(steps: Sequence[tuple[int, dict[str, float]]]) -> Iterable[tuple[str, RenderableType]]:
-    """Yield the rows on the last steps."""
+    """Yield the screen's rows about the last steps."""
     _, last = steps[-1]
     yield (
         "time",
@@ -239,10 +240,10 @@ def _step_rows(steps: Sequence[tuple[int, dict[str, float]]]) -> Iterable[tuple[
 
 
 def time_shares(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the shares of the steps' time: sampling; waiting for environments; the update; everything else.
+    """Return the shares of the steps' time for sampling, waiting for environments, the update, and everything else.
 
-    Only waiting while nothing is sampled counts as such. If another process plays, sampling continues during the
-    update, and the shares add up to more than 1.
+    Waiting counts only while nothing is sampled. If another process plays, sampling continues during the update, and
+    the shares add up to more than 1.
     """
     totals = {name: sum(metrics.get(f"seconds/{name}", 0.0) for metrics in steps) for name in _PARTS}
     whole = max(totals["step"], 1e-9)

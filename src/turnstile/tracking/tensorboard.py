@@ -1,4 +1,4 @@
-"""Curves for TensorBoard, in `RUN/tensorboard`."""
+"""A tracker that writes TensorBoard files to `RUN/tensorboard`."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class TensorboardTracker:
         self._writer.add_text(f"messages/{level}", line, self._step)
 
     def progress(self, label: str, done: int, total: int) -> None:
-        """Do nothing: progress makes no useful curve."""
+        """Do nothing, since progress makes no useful curve."""
 
     def resume_at(self, step: int) -> None:
         self._writer.close()
         self._step = step
-        self._writer = self._open(step + 1)  # TensorBoard hides what earlier files hold from that step on
+        self._writer = self._open(step + 1)  # TensorBoard hides that step and later ones in earlier files
 
     def sync(self) -> None:
         self._writer.flush()  # the best that TensorBoard offers; metrics.jsonl has the same numbers

@@ -1,1 +1,1 @@
-"""The composition root: the only room that knows the whole house. What needs no torch here loads without it."""
+"""The composition root, the only room that knows all others. Parts that do not need torch load without it."""

@@ -1,4 +1,4 @@
-"""The model with everything that speaks for it, and the player of its episodes."""
+"""The model with its tokenizer, scaffold and engine, and the player of its episodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from turnstile.wiring.world import SHARED, World
 
 
 def check_kinds(recipe: Recipe, env: Callable[..., Env] | None = None) -> None:
-    """Raise ConfigError for any wrong name or knob of a recipe, before anything is made or loaded."""
+    """Raise ConfigError for a wrong kind or knob that concerns playing and tracking, before anything is loaded."""
     if env is None:
         bind("env", recipe.env, given=SHARED)
     bind("sandbox", recipe.sandbox)
@@ -44,7 +44,7 @@ def check_kinds(recipe: Recipe, env: Callable[..., Env] | None = None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Agent:
-    """The network and everything that speaks for it."""
+    """The network with its tokenizer, scaffold and local engine. `context` is the maximum context length in tokens."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -56,7 +56,8 @@ class Agent:
     def engine(self) -> TransformersEngine:
         """The local engine, built on first use.
 
-        With remote sampling the model may be of a family that this engine does not support (ConfigError).
+        Building it raises ConfigError for a model family that this engine does not support, which remote sampling may
+        use.
         """
         return self.make_engine()
 
@@ -64,7 +65,8 @@ class Agent:
 def make_scaffold(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None) -> Scaffold:
     """Return the agent's renderer and parser.
 
-    A renderer that names a parameter `parser` is given the agent's. Without a tokenizer the renderer is `messages`.
+    A renderer that has a parameter `parser` is given the agent's parser. Without a tokenizer the renderer is
+    `messages`.
     """
     parser = bind("parser", recipe.agent.parser)()
     if tokenizer is None:
@@ -74,14 +76,14 @@ def make_scaffold(recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None) -> 
 
 
 def check_models(recipe: Recipe) -> None:
-    """Raise ConfigError for a model that is not available. A hub is asked for a few seconds at most."""
+    """Raise ConfigError if a model is not available. Asking a hub takes a few seconds at most."""
     for where, name in (("model.id", recipe.model.id), ("train.teacher", recipe.train.teacher)):
         if name:
             check_model(name, where)
 
 
 def make_agent(recipe: Recipe, model: str | None = None) -> Agent:
-    """Load the recipe's model, or the one named `model`, with its engine and scaffold."""
+    """Load the recipe's model, or the one named `model`, and return it with its scaffold and a maker of its engine."""
     if recipe.model.threads:
         torch.set_num_threads(recipe.model.threads)
     name = model or recipe.model.id
@@ -112,7 +114,7 @@ def make_agent(recipe: Recipe, model: str | None = None) -> Agent:
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> set[int]:
-    """Return the tokens that end the model's turns."""
+    """Return the ids of the tokens that end the model's turns."""
     found: set[int] = set()
     generation = model.generation_config.eos_token_id if model.generation_config else None
     for value in (tokenizer.eos_token_id, model.config.get_text_config().eos_token_id, generation):
@@ -121,12 +123,12 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> set[
 
 
 def make_sampling(recipe: Recipe) -> Sampling:
-    """Return the sampling parameters of `[sampling]`; requests add stop strings and seeds."""
+    """Return the sampling parameters of `[sampling]`, to which requests add stop strings and seeds."""
     return Sampling(**recipe.sampling.model_dump())
 
 
 def make_player(recipe: Recipe, world: World, scaffold: Scaffold, engine: Engine, context: int) -> Player:
-    """Return what plays an episode by the recipe: environment, engine, scaffold, sampling and limits."""
+    """Return the player of the recipe's episodes, which samples from `engine`."""
     episode = recipe.episode
     return Player(
         make_env=world.make_env,
@@ -154,10 +156,10 @@ def make_player(recipe: Recipe, world: World, scaffold: Scaffold, engine: Engine
 
 
 EVALUATION = "eval"
-"""The stream of random numbers of every evaluation: of whatever model, episodes are compared draw by draw."""
+"""The random stream of every evaluation, so that the episodes of different models use the same random numbers."""
 
 
 def for_evaluation(recipe: Recipe, player: Player) -> Player:
-    """Return the player with the temperature of `[eval]`, and without deadlines that depend on earlier episodes."""
+    """Return the player with the temperature of `[eval]`, and without deadlines, which depend on earlier episodes."""
     temperature = player.sampling.temperature if recipe.eval.temperature is None else recipe.eval.temperature
     return replace(player, deadlines=None, sampling=replace(player.sampling, temperature=temperature))

@@ -1,4 +1,4 @@
-"""A recipe's graders, and the model that those which judge ask."""
+"""A recipe's graders, and the model of `[judge]` that some of them ask."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from turnstile.wiring.kinds import bind, takes
 from turnstile.wiring.servers import make_servers
 
 POLICY = ("engine", "renderer", "tokenizer")
-"""What graders that ask the policy itself are given."""
+"""Parameters of graders that ask the policy itself."""
 GIVEN = ("asker", "chars", *POLICY)
 VERDICTS = "verdicts.jsonl"
-"""The file of a run folder with what judges answered."""
+"""The file in a run's folder that holds the judges' answers."""
 
 
 def check_graders(recipe: Recipe) -> None:
-    """Raise ConfigError for a grader that is unavailable, lacks a judge's model, or needs a policy in this process."""
+    """Raise ConfigError if a grader is unavailable, lacks a judge's model, or needs a policy in this process."""
     for kind in recipe.graders:
         maker = bind("grader", kind, given=GIVEN)
         if takes(maker, "engine") and not recipe.engine.in_process:
@@ -41,12 +41,12 @@ def check_graders(recipe: Recipe) -> None:
 
 
 def check_asked(recipe: Recipe, *, train: Sequence[Task] = (), heldout: Sequence[Task] = ()) -> None:
-    """Raise ConfigError, naming the task, if a task lacks data that a grader or the hint needs. No model is loaded."""
+    """Raise ConfigError, naming the task, if a task lacks data that a grader or the hint needs. Loads no model."""
     given = {**dict.fromkeys(("asker", *POLICY)), "chars": recipe.judge.chars}
     for kind in recipe.graders:
         maker = bind("grader", kind, given=GIVEN)
         if hasattr(getattr(maker, "func", maker), "check"):
-            grader = _made(kind, maker, given)
+            grader = _make_grader(kind, maker, given)
             for task in (*train, *heldout):
                 grader.check(task)
     if (check := getattr(make_hint(recipe), "check", None)) is not None:
@@ -55,10 +55,10 @@ def check_asked(recipe: Recipe, *, train: Sequence[Task] = (), heldout: Sequence
 
 
 def make_graders(recipe: Recipe, folder: Path | None, agent: Agent | None) -> dict[str, Grader]:
-    """Return the graders in order, by kind and place.
+    """Return the graders in their order, keyed by "PLACE:KIND".
 
-    Those that ask a model share one, whose answers are kept in `folder`. `agent` is the policy, if it is a model in
-    this process.
+    Graders that ask a model share one, whose answers are kept in `folder`. `agent` is the policy if it is a model in
+    this process, otherwise None.
     """
     check_graders(recipe)
     makers = [bind("grader", kind, given=GIVEN) for kind in recipe.graders]
@@ -71,11 +71,11 @@ def make_graders(recipe: Recipe, folder: Path | None, agent: Agent | None) -> di
         given |= {"asker": make_asker(recipe, folder), "chars": recipe.judge.chars}
     found: dict[str, Grader] = {}
     for place, (kind, maker) in enumerate(zip(recipe.graders, makers, strict=True)):
-        found[f"{place}:{kind.kind}"] = _made(kind, maker, given)
+        found[f"{place}:{kind.kind}"] = _make_grader(kind, maker, given)
     return found
 
 
-def _made(kind: Kind, maker: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+def _make_grader(kind: Kind, maker: Callable[..., Any], given: Mapping[str, Any]) -> Any:
     try:
         return maker(**{name: it for name, it in given.items() if takes(maker, name)})
     except TypeError as error:
@@ -83,7 +83,7 @@ def _made(kind: Kind, maker: Callable[..., Any], given: Mapping[str, Any]) -> An
 
 
 def make_asker(recipe: Recipe, folder: Path | None) -> Asker:
-    """Return the model of `[judge]`: on a server, or loaded."""
+    """Return the asker of the model in `[judge]`, which is on a server or loaded here."""
     judge = recipe.judge
     sampling = Sampling(temperature=judge.temperature, max_tokens=judge.max_tokens)
     close = None

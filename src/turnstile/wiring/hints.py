@@ -1,4 +1,4 @@
-"""A recipe's hint: what training's prompts show besides the task."""
+"""A recipe's hint, which training prompts show in addition to the task."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from turnstile.wiring.kinds import bind, takes
 
 GIVEN = ("seed", "steps", "criteria")
 CRITERIA = {"rubric": "criteria", "checklist": "items"}
-"""Kinds of graders that judge by criteria, and which knob has them."""
+"""Kinds of graders that judge by criteria, with the knob that holds the criteria."""
 
 
 def make_hint(recipe: Recipe) -> Hint | None:
-    """Return the hint that `hint.kind` names: a class, or a function that returns one.
+    """Return the hint of the kind that `hint.kind` names, a class or a function that returns a hint; None without one.
 
-    It is given those that it names of the recipe's seed, the training steps, and the criteria of the first grader that
-    has some. Raises ConfigError for an unknown kind or knob.
+    Its parameters `seed`, `steps` and `criteria` are given the recipe's seed, the number of training steps, and the
+    criteria of the first grader that has a mapping of them. Raises ConfigError for an unknown kind or knob.
     """
     if recipe.hint is None:
         return None

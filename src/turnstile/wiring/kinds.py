@@ -1,4 +1,4 @@
-"""A recipe's `kind` sections to callables: the function it names with its knobs bound and checked."""
+"""Conversion of a recipe's `kind` sections to callables: the named functions with their knobs checked and bound."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from turnstile.validation import check_types
 
 
 def bind(room: str, kind: Kind, *, given: Collection[str] = ()) -> Callable[..., Any]:
-    """Return the function or class that `kind` names in `room`, with its knobs as keyword arguments.
+    """Return the function or class that `kind` names in `room`, with its knobs bound as keyword arguments.
 
-    The table of its part is left out, but checked (`bind_part`). `given` names the parameters that will be passed at
-    the call. Raises ConfigError for an unknown kind, for an unknown knob, naming the nearest, and for a value of the
+    The table of the kind's part is not bound, but it is checked (`bind_part`). `given` names the parameters that the
+    caller will pass. Raises ConfigError for an unknown kind, an unknown knob (naming the nearest), or a value of the
     wrong type.
     """
     function, knobs = resolve(room, kind.kind), kind.knobs
@@ -27,11 +27,11 @@ def bind(room: str, kind: Kind, *, given: Collection[str] = ()) -> Callable[...,
 
 
 OFFERED = ("learner", "targets", "sampling", "renderer")
-"""What the class of a part is given of the run, by the names of its parameters."""
+"""Parameters through which the class of a part is given objects of the run."""
 
 
 def bind_part(room: str, kind: Kind) -> functools.partial[Any] | None:
-    """Return the class of the part that a kind declares, with the keys of its table bound; None if it declares none.
+    """Return the class of the part that a kind declares, with the keys of its table bound, or None if it declares none.
 
     Raises ConfigError as `bind` does.
     """
@@ -45,14 +45,14 @@ def bind_part(room: str, kind: Kind) -> functools.partial[Any] | None:
 
 
 def make_part(bound: Callable[..., Any], **offered: Any) -> Any:
-    """Return the part that `bind_part` bound, made with those of the `offered` arguments that its class names."""
+    """Return the part made by `bound` from those of the `offered` arguments that its class has parameters for."""
     return bound(**{name: value for name, value in offered.items() if takes(bound, name)})
 
 
 def with_knobs(
     where: str, function: Any, knobs: Mapping[str, Any], *, given: Collection[str] = ()
 ) -> functools.partial[Any]:
-    """Return `function` with `knobs` bound, checked as in `bind`; errors begin with `where`."""
+    """Return `function` with `knobs` checked and bound as in `bind`. Error messages begin with `where`."""
     if not callable(function):
         raise ConfigError(f"{where} is {type(function).__name__}, not something that can be called")
     parameters = inspect.signature(function).parameters.values()

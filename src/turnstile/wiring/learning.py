@@ -1,4 +1,4 @@
-"""What learns from episodes: the policy's learner, its losses, and the parts beside it."""
+"""The parts that learn from episodes: the policy's learner, its losses, and auxiliary models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from turnstile.wiring.kinds import bind, bind_part, make_part
 
 
 def trainable(recipe: Recipe, agent: Agent) -> list[nn.Parameter]:
-    """Return the network's trained parameters, after adding adapters if the recipe trains those."""
+    """Return the network's trainable parameters, adding adapters first if the recipe trains those."""
     model = recipe.model
     return choose_trainable(
         agent.model, model.train, top_layers=model.top_layers, lora_rank=model.lora_rank, lora_alpha=model.lora_alpha
@@ -33,7 +33,7 @@ def trainable(recipe: Recipe, agent: Agent) -> list[nn.Parameter]:
 
 
 def make_learner(recipe: Recipe, agent: Agent) -> Learner:
-    """Return the learner of RL."""
+    """Return the learner for RL."""
     train = recipe.train
     plan = LearnerConfig(
         lr=train.lr,
@@ -50,7 +50,11 @@ def make_learner(recipe: Recipe, agent: Agent) -> Learner:
 
 
 def make_objective(recipe: Recipe) -> Objective:
-    """Return the objective of RL: loss, loss multipliers, aggregation and regularisers."""
+    """Return the objective for RL: loss, loss multipliers, aggregation and regularisers.
+
+    The multiplier `tis` is added if the samples may differ from the current policy and no part corrects for that.
+    Raises ConfigError if a regulariser lacks `coef`, or if the losses need an array that nothing provides.
+    """
     regularizers: list[tuple[float, TokenLoss]] = []
     for kind in recipe.regularizers:
         coefficient, bare = kind.split("coef")
@@ -60,8 +64,8 @@ def make_objective(recipe: Recipe) -> Objective:
     loss = bind("loss", recipe.loss, given=("logprobs", "batch"))
     multipliers = [bind("loss_multiplier", kind, given=("batch",)) for kind in recipe.loss_multipliers]
     corrected = any(PROXIMAL in needs_of(part).extras for part in (loss, *multipliers))
-    older = recipe.rollout.max_staleness or recipe.replay_buffer.size  # what was played ahead, or is trained on again
-    elsewhere = not recipe.engine.in_process  # another program's kernels and rounding gave the log-probabilities
+    older = recipe.rollout.max_staleness or recipe.replay_buffer.size  # episodes played ahead or replayed
+    elsewhere = not recipe.engine.in_process  # other kernels computed the log-probabilities
     if (older or elsewhere) and not corrected:
         multipliers.append(bind("loss_multiplier", Kind(kind="tis"), given=("batch",)))
     objective = Objective(
@@ -82,8 +86,8 @@ PROVIDERS: Mapping[str, Callable[[Recipe, Learner, Path, int], LogprobProvider]]
     "teacher_logprobs": lambda recipe, learner, *_: _teacher(recipe, learner),
     "entropy_past": lambda _, learner, *__: PastEntropy(learner),
 }
-"""Array that losses may need -> what gives it, from the recipe, the learner, the run's folder and the last step. What a
-loss needs besides it has a provider for, which it declares (`losses.base.needs`)."""
+"""Arrays that losses may need, each with a function (recipe, learner, run folder, last step) -> its provider. Losses
+declare the providers of other arrays that they need (`losses.base.needs`)."""
 
 
 def _reference(recipe: Recipe, learner: Learner, folder: Path, step: int) -> ReferencePolicy:
@@ -97,9 +101,9 @@ def _teacher(recipe: Recipe, learner: Learner) -> TeacherPolicy:
 
 
 def _declared_providers(recipe: Recipe) -> dict[str, functools.partial[LogprobProvider]]:
-    """Return the providers that the losses of a recipe declare, by array, with their knobs.
+    """Return the providers that the recipe's losses declare, with their knobs bound, by the array that they provide.
 
-    Raises ConfigError if two losses declare different providers for one array.
+    Raises ConfigError if two losses declare different providers for the same array.
     """
     kinds = [("loss", kind) for kind in (recipe.loss, *recipe.regularizers)]
     kinds += [("loss_multiplier", kind) for kind in recipe.loss_multipliers]
@@ -128,7 +132,7 @@ def make_logprob_providers(
 
 
 def make_learned(recipe: Recipe, estimator: Estimator, learner: Learner) -> AuxiliaryModel | None:
-    """Return the auxiliary model that the recipe's estimator declares; None if it declares none."""
+    """Return the auxiliary model that the recipe's estimator declares, or None if it declares none."""
     if (bound := bind_part("credit", recipe.credit)) is None:
         return None
     part: AuxiliaryModel = make_part(

@@ -1,7 +1,7 @@
-"""What of a recipe can be found wrong without loading anything: a moment's work, and no torch.
+"""Checks of a recipe that load nothing: they take a moment and do not import torch.
 
-`turnstile config --check` says it, and `turnstile train` begins with it. What it cannot know, kinds of the user's own
-above all, is checked at start, before a run's folder is made (`runs/train.py`).
+`turnstile config --check` reports their result, and `turnstile train` begins with them. Everything else, in particular
+kinds of the user's own, is checked at start, before a run's folder is made (`runs/train.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from turnstile.tracking.metrics import METRICS, meaning_of
 from turnstile.wiring.group_size import check_company
 
 ALONE = ("swe", "swe_shell", "guess")
-"""Environments of ours, in which no turn has a tag or a subgoal."""
+"""Built-in environments in which no turn has a tag or a subgoal."""
 UNFED = {
     "branch": "attempts that branch, and a rollout makes none yet: play them yourself, with Trajectory.parent set",
     "tree": "attempts that branch, and a rollout makes none yet: play them yourself, with Trajectory.parent set",
@@ -35,12 +35,12 @@ UNFED = {
     "rlvmr": "an environment whose turns have the signal 'tag' (Step.signals)",
     "subgoal": "an environment whose turns have the signal 'subgoal' (Step.signals)",
 }
-"""Credit that the rollout of our environments cannot feed, and what it needs: without it they are another kind's."""
+"""Credit kinds that need more than the rollout of built-in environments provides, and what they need."""
 SERVERS = "openai"
 HELDOUT = "heldout/"
-"""What the name of a metric of evaluations begins with in `train.keep_best`."""
+"""The prefix in `train.keep_best` of the metrics of held-out evaluations."""
 UNPLAYED = ("branch", "tree", "vine", "per_agent", "role_baseline")
-"""Those of them that no environment can feed, as the rollout plays no such episodes."""
+"""Those of them that no environment can provide for, since the rollout plays no such episodes."""
 GRADED = {
     "judge": "judge",
     "pairwise_judge": "pairwise_judge",
@@ -50,7 +50,7 @@ GRADED = {
     "weighted_tests": "test_rates",
     "information_gain": "answer_probabilities",
 }
-"""Rewards that read what a grader wrote, and which."""
+"""Rewards that read a grader's results, with the kind of that grader."""
 TERM = ("name", "scope", "level", "weight", "gate")
 """Keys that every reward term has."""
 
@@ -58,7 +58,7 @@ TERM = ("name", "scope", "level", "weight", "gate")
 def check_recipe(recipe: Recipe, *, env: bool = False) -> list[str]:
     """Raise ConfigError for the first error that can be found without loading anything.
 
-    Returns a line for each part that is checked at start. `env` says that the environment is the caller's own.
+    Returns a line for each part that is only checked at start. `env` says whether the caller provides the environment.
     """
     lines = []
     for room, where, kind in _kinds(recipe):
@@ -66,13 +66,15 @@ def check_recipe(recipe: Recipe, *, env: bool = False) -> list[str]:
             continue
         own = kind.knobs
         if where.startswith("regularizers"):
-            _coefficient(where, own)
+            _take_coefficient(where, own)
         elif where == "rehearsal.loss" and (coefficient := own.pop("coef", None)) is not None:
             check_value(f"{where}.coef", {"type": "float", "above": 0}, coefficient)
         found = check_kind(room, f"{where}.kind", kind.kind, own, also=TERM if room == "reward" else ())
         lines += [found] if found else []
-    parts = (_of_model, _of_sampling, _of_rollout, _of_rewards, _of_places)
-    wrongs = itertools.chain(*(part(recipe) for part in parts), _of_others(recipe, env), _of_training(recipe, env))
+    parts = (_model_errors, _sampling_errors, _rollout_errors, _reward_errors, _path_errors)
+    wrongs = itertools.chain(
+        *(part(recipe) for part in parts), _other_errors(recipe, env), _training_errors(recipe, env)
+    )
     for wrong in wrongs:
         raise ConfigError(wrong)
     check_company(recipe)
@@ -80,7 +82,7 @@ def check_recipe(recipe: Recipe, *, env: bool = False) -> list[str]:
 
 
 def _kinds(recipe: Recipe) -> Iterator[tuple[str, str, Kind]]:
-    """Yield every kind that a recipe names: its room, its place, and the kind."""
+    """Yield (room, key in the recipe, kind) for every kind that a recipe names."""
     yield from (("env", "env", recipe.env), ("sandbox", "sandbox", recipe.sandbox))
     yield from (("renderer", "agent.renderer", recipe.agent.renderer), ("parser", "agent.parser", recipe.agent.parser))
     if recipe.engine.kind == SERVERS or ":" in recipe.engine.kind:
@@ -108,15 +110,15 @@ def _kinds(recipe: Recipe) -> Iterator[tuple[str, str, Kind]]:
 
 
 def _server_knobs(recipe: Recipe) -> dict[str, Any]:
-    """Return the knobs of the servers; a recipe may name several."""
+    """Return the knobs of the servers, with only the first address if there are several."""
     knobs = dict(recipe.engine.knobs)
     if isinstance(knobs.get("url"), list | tuple):
         knobs["url"] = next(iter(knobs["url"]), "")
     return knobs
 
 
-def _coefficient(where: str, knobs: dict[str, Any]) -> None:
-    """Remove the coefficient of a regulariser from its knobs. Raises ConfigError if there is none."""
+def _take_coefficient(where: str, knobs: dict[str, Any]) -> None:
+    """Remove the coefficient of a regulariser from its knobs. Raises ConfigError if it is not a finite number."""
     found = knobs.pop("coef", None)
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise ConfigError(f"{where}.coef is missing: what the regulariser is multiplied by, a number")
@@ -124,7 +126,7 @@ def _coefficient(where: str, knobs: dict[str, Any]) -> None:
         raise ConfigError(f"{where}.coef = {found} must be a finite number")
 
 
-def _of_model(recipe: Recipe) -> Iterator[str]:
+def _model_errors(recipe: Recipe) -> Iterator[str]:
     model = recipe.model
     if model.train == "all" and model.top_layers:
         yield f"model.top_layers = {model.top_layers} goes with model.train = 'top' or 'lora'; with 'all' all learn"
@@ -134,7 +136,7 @@ def _of_model(recipe: Recipe) -> Iterator[str]:
         yield "model.train = 'lora' needs an optional dependency; install it with: pip install 'turnstile-rl[lora]'"
 
 
-def _of_sampling(recipe: Recipe) -> Iterator[str]:
+def _sampling_errors(recipe: Recipe) -> Iterator[str]:
     sampling = recipe.sampling
     if sampling.temperature == 0:
         yield "sampling.temperature = 0 leaves nothing to learn from; train with one above 0"
@@ -157,11 +159,11 @@ def _of_sampling(recipe: Recipe) -> Iterator[str]:
             "pip install 'turnstile-rl[grammar]'"
         )
     elif recipe.engine.in_process:
-        yield from _unreadable(recipe)
+        yield from _grammar_errors(recipe)
 
 
-def _unreadable(recipe: Recipe) -> Iterator[str]:
-    """Yield the error of the expression that turns must match."""
+def _grammar_errors(recipe: Recipe) -> Iterator[str]:
+    """Yield an error if the expression that turns must match cannot be parsed."""
     from llguidance import LLMatcher
 
     sampling = recipe.sampling
@@ -170,12 +172,14 @@ def _unreadable(recipe: Recipe) -> Iterator[str]:
     if failed:
         name = "regex" if sampling.regex else "grammar"
         first, *others = messages[0].splitlines()
-        why = next((line for line in others if line.startswith("error: ")), first)  # the rest draws where it is
+        why = next(
+            (line for line in others if line.startswith("error: ")), first
+        )  # the other lines only point to its position
         yield f"sampling.{name} cannot be read: {why.removeprefix('error: ')}"
 
 
-def _of_places(recipe: Recipe) -> Iterator[str]:
-    """Yield missing files and malformed addresses."""
+def _path_errors(recipe: Recipe) -> Iterator[str]:
+    """Yield errors about missing files and malformed addresses."""
     for name, path in (
         ("tasks.train", recipe.tasks.train),
         ("tasks.heldout", recipe.tasks.heldout),
@@ -205,7 +209,7 @@ def _as_list(urls: object) -> list[str]:
     ]
 
 
-def _of_rewards(recipe: Recipe) -> Iterator[str]:
+def _reward_errors(recipe: Recipe) -> Iterator[str]:
     terms = recipe.rewards.terms
     if not terms:
         yield "rewards.terms is empty, so nothing is rewarded; name a term"
@@ -220,7 +224,7 @@ def _of_rewards(recipe: Recipe) -> Iterator[str]:
             yield f'reward {term.kind!r} reads what the grader {wanted!r} writes; add [[graders]] kind = "{wanted}"'
 
 
-def _of_others(recipe: Recipe, env: bool) -> Iterator[str]:
+def _other_errors(recipe: Recipe, env: bool) -> Iterator[str]:
     kinds = Counter(kind.kind for kind in recipe.trackers)
     if (twice := kinds.most_common(1)) and twice[0][1] > 1:
         yield f"trackers: {twice[0][0]!r} is named twice"
@@ -237,7 +241,7 @@ def _of_others(recipe: Recipe, env: bool) -> Iterator[str]:
             )
 
 
-def _of_rollout(recipe: Recipe) -> Iterator[str]:
+def _rollout_errors(recipe: Recipe) -> Iterator[str]:
     factor = recipe.rollout.straggler_factor
     if 0 < factor <= 1:
         yield (
@@ -253,7 +257,7 @@ def _of_rollout(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _of_training(recipe: Recipe, env: bool) -> Iterator[str]:
+def _training_errors(recipe: Recipe, env: bool) -> Iterator[str]:
     train, kind = recipe.train, recipe.credit.kind
     if recipe.replay_buffer.size and kind in KINDS["credit"] and kind != "recalibrated":
         yield (

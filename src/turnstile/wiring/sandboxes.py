@@ -1,4 +1,4 @@
-"""A recipe's sandboxes: the provider that it names, with what a run or a grader needs of the kind."""
+"""A recipe's sandboxes: the provider that it names, with what a run or a grader needs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from turnstile.wiring.kinds import bind, takes
 def make_sandboxes(kind: Kind, *, run: str = "", grading: bool = False, pull: Sequence[str] | None = None) -> Sandboxes:
     """Return the provider of sandboxes.
 
-    It is given those that it names of: the name of the run; for `grading`, the folders that the verifier is imported
-    from and the folder of all packages' dependencies, of which each task sees its own; and the images that it may pull
-    on request (None: any). Knobs of `kind` take precedence.
+    Where it has parameters for them, it is given the run's name, the images that it may pull on request (`pull`; None
+    means any) and, with `grading`, the modules to preload, the packages to carry, and the folder with the dependencies
+    of all packages. Knobs of `kind` take precedence.
     """
     make = bind("sandbox", kind)
     offers: dict[str, Any] = {"run": run, "pull": pull}
     if grading:
-        from turnstile.swe.grading.testrun import PRELOAD  # what repository tasks need is loaded for them alone
+        from turnstile.swe.grading.testrun import PRELOAD  # loaded only for repository tasks
         from turnstile.swe.packages.source import deps_home
 
         deps_home().mkdir(parents=True, exist_ok=True)

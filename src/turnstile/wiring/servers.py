@@ -1,4 +1,4 @@
-"""A recipe's engine where that is a server: what speaks through it."""
+"""A recipe's engine if it runs on servers, and the agent that uses it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from turnstile.wiring.kinds import bind
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remote:
-    """A model behind a server. `context` is how many ids it can hold, 0 if unknown."""
+    """A model on one or more servers, with its scaffold. `context` is how many ids it can hold, or 0 if unknown."""
 
     scaffold: Scaffold
     engine: Replica | Router
@@ -37,7 +37,7 @@ def is_text(recipe: Recipe) -> bool:
 
 
 def check_servers(recipe: Recipe) -> None:
-    """Raise ConfigError for servers that cannot train, as far as the recipe shows."""
+    """Raise ConfigError if the recipe shows that its servers cannot be used for training."""
     if recipe.engine.kind != "openai":
         raise ConfigError(
             f"engine.kind = {recipe.engine.kind!r} cannot train; take transformers, or openai for servers"
@@ -48,10 +48,10 @@ def check_servers(recipe: Recipe) -> None:
 
 
 async def make_remote(recipe: Recipe, scaffold: Scaffold, *, training: bool = False) -> Remote:
-    """Return the recipe's server, or servers if `engine.url` names several, after a first request.
+    """Connect to the recipe's server, or servers if `engine.url` names several, and return them.
 
-    With `training` they are a router, which hands out weights. Raises ConfigError for missing abilities,
-    EngineGoneError if a server does not answer.
+    With `training`, they are always behind a router, which distributes weights. Raises ConfigError for missing
+    abilities and EngineGoneError if a server does not answer.
     """
     reconnect_timeout = recipe.engine.reconnect_timeout if training else None
     engine = make_servers(recipe.engine.kind, _urls(recipe), _knobs(recipe), reconnect_timeout=reconnect_timeout)
@@ -71,9 +71,9 @@ async def make_remote(recipe: Recipe, scaffold: Scaffold, *, training: bool = Fa
 def make_servers(
     kind: str, urls: Sequence[str], knobs: dict[str, object], *, reconnect_timeout: float | None = None
 ) -> Replica | Router:
-    """Return the engine at an address, or a router over the engines at several.
+    """Return the engine at one address, or a router over the engines at several.
 
-    With `reconnect_timeout`, the seconds to wait for a server, it is always a router, for training.
+    With `reconnect_timeout`, the seconds to wait for a lost server, it is always a router, for training.
     """
     training = {} if reconnect_timeout is None else {"training": True}
     makers = _replicas(kind, urls, knobs | training)
@@ -83,7 +83,7 @@ def make_servers(
 
 
 def _replicas(kind: str, urls: Sequence[str], knobs: dict[str, object]) -> list[Callable[[], Replica]]:
-    """Return a maker of the engine at each address. Raises ConfigError for wrong knobs, and if there is no address."""
+    """Return a function for each address that makes its engine. Raises ConfigError for wrong knobs or no address."""
     maker = bind("engine", Kind.model_validate({"kind": kind, **knobs}), given=("url",))
     if not urls or not all(isinstance(url, str) and url for url in urls):
         raise ConfigError(f"engine.kind = {kind!r} needs engine.url, like http://127.0.0.1:8000/v1, or a list of them")
@@ -100,9 +100,10 @@ def _knobs(recipe: Recipe) -> dict[str, object]:
 
 
 class ServedWeights:
-    """Servers as the engine of training: `write` stores published weights in a folder, which the servers load.
+    """The engine of training on servers, which load published weights from a folder.
 
-    Implements `engines.base.Engine` and `rollout.source.Publisher`.
+    `write` stores the weights of a version in a folder and returns its path. Implements `engines.base.Engine` and
+    `rollout.source.Publisher`.
     """
 
     def __init__(self, recipe: Recipe, router: Router, write: Callable[[int], Path]) -> None:
@@ -116,7 +117,7 @@ class ServedWeights:
         self.hand_out(version, self._write(version))
 
     def hand_out(self, version: int, folder: Path) -> None:
-        """Hand out weights that are in a folder already."""
+        """Publish weights that are already in a folder to the servers."""
         serial = next(self._numbers)
         self._router.publish(
             PublishedWeights(version=version, folder=folder, owner=self._owner, serial=serial, head=self._head)

@@ -13,10 +13,10 @@ from turnstile.types import Task
 
 
 def read_tasks(recipe: Recipe, which: str, limit: int = 0) -> list[Task]:
-    """Return the train or held-out tasks of a recipe after `tasks.where`; raise TaskError if none is left.
+    """Return the train or held-out tasks of a recipe that match `tasks.where`.
 
-    With a limit, that many are drawn over the whole file, always the same ones whatever the seed of the run, so that
-    runs can be compared task by task.
+    With a limit, that many tasks are drawn from the whole file, always the same ones regardless of the run's seed, so
+    that runs can be compared task by task. Raises TaskError if no task matches, and ConfigError if no file is set.
     """
     path = recipe.tasks.train if which == "train" else recipe.tasks.heldout
     if not path:
@@ -28,9 +28,10 @@ def read_tasks(recipe: Recipe, which: str, limit: int = 0) -> list[Task]:
 
 
 def _is_wanted(task: Task, where: Mapping[str, Any]) -> bool:
-    """Return whether a task's data fits.
+    """Return whether a task's data matches `where`.
 
-    A number is the largest allowed value, a list holds the allowed values, and anything else must be equal.
+    For each key, a number is the largest allowed value, a list holds the allowed values, and any other value must be
+    equal to the task's.
     """
     for key, wanted in where.items():
         value = task.data.get(key)
@@ -46,5 +47,5 @@ def _is_wanted(task: Task, where: Mapping[str, Any]) -> bool:
 
 
 def overlap(train: Sequence[Task], heldout: Sequence[Task]) -> list[str]:
-    """Return the ids of tasks that are in both."""
+    """Return the sorted ids of the tasks that are in both."""
     return sorted({task.id for task in train} & {task.id for task in heldout})

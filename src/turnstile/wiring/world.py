@@ -1,4 +1,4 @@
-"""What episodes happen in, what judges them, and where their numbers go."""
+"""The environments, rewards and trackers of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from turnstile.wiring.sandboxes import make_sandboxes
 
 
 class Shared(Protocol):
-    """What all episodes of a run use: sandboxes, a grader."""
+    """A resource that all episodes of a run share, such as sandboxes or a grader."""
 
     async def close(self) -> None: ...
 
@@ -33,12 +33,12 @@ class Shared(Protocol):
 class World:
     """The environment of episodes, and what they share.
 
-    `make_env` makes an environment, `shared` is what all episodes use, `graders` are by name, and `board` shows the
-    state of the episodes.
+    `make_env` makes an environment, `shared` holds the resources of all episodes, `graders` are keyed by name, and
+    `board` shows the status of the episodes.
     """
 
     make_env: Callable[[], Env]
-    shared: tuple[Shared, ...] = ()  # in the order they were made
+    shared: tuple[Shared, ...] = ()  # in the order in which they were made
     graders: Mapping[str, Grader] = field(default_factory=dict)
     board: StatusBoard = field(default_factory=StatusBoard)
 
@@ -53,17 +53,17 @@ def make_world(
     graders: Mapping[str, Grader] | None = None,
     board: StatusBoard | None = None,
 ) -> World:
-    """Return the environment of a recipe, or `env` in its place, with the `graders`, which the world closes.
+    """Return the world of a recipe with its environment, or with `env` in its place.
 
-    An environment that names a parameter `sandboxes`, `grader` or `problems` is given the run's. One whose methods are
-    plain functions is called in threads.
+    The world closes `graders` when it is closed. An environment that has a parameter `sandboxes`, `grader` or
+    `problems` is given the run's. An environment whose methods are plain functions is called in threads.
     """
     world = _make_world(recipe, env)
     return replace(world, graders=graders or {}, board=board or world.board)
 
 
 def _make_world(recipe: Recipe, env: Callable[..., Env] | None) -> World:
-    threads = Threads(recipe.episode.concurrent)  # none is made before it is needed
+    threads = Threads(recipe.episode.concurrent)  # threads start only when needed
     maker = functools.partial(env, **recipe.env.knobs) if env is not None else bind("env", recipe.env, given=SHARED)
     if not any(takes(maker, name) for name in SHARED):
         return World(make_env=threads.around(maker), shared=(threads,))
@@ -71,7 +71,7 @@ def _make_world(recipe: Recipe, env: Callable[..., Env] | None) -> World:
     sandboxes = make_sandboxes(recipe.sandbox, run=recipe.name, grading=grades)
     shared: dict[str, Any] = {"sandboxes": sandboxes}
     if grades:
-        from turnstile.swe.grading.grader import CodeGrader  # what repository tasks need is loaded for them alone
+        from turnstile.swe.grading.grader import CodeGrader  # loaded only for repository tasks
         from turnstile.swe.problems.problems import Problems
 
         shared["grader"] = CodeGrader(sandboxes)
@@ -85,7 +85,7 @@ SHARED = ("sandboxes", "grader", "problems")
 
 
 def make_scorer(recipe: Recipe, reward: Callable[..., Any] | None = None) -> Scorer:
-    """Return the rewards of a recipe; `reward`, a plain function, replaces its terms."""
+    """Return the scorer of a recipe's rewards. `reward`, a plain function, replaces the recipe's terms if given."""
     if reward is not None:
         terms = [make_term("reward", reward, level=1)]
     else:
@@ -106,7 +106,7 @@ def _make_term(term: TermConfig, where: str) -> Term:
 def make_trackers(recipe: Recipe, run: Path, *, board: StatusBoard | None = None, plain: bool = False) -> Tracker:
     """Return the trackers of a run.
 
-    A tracker that names a parameter `board` is given the run's. With `plain`, trackers that can be plain are.
+    A tracker that has a parameter `board` is given the run's. With `plain`, trackers that have that option use it.
     """
     return Trackers([_make_tracker(kind, run, board or StatusBoard(), plain=plain) for kind in recipe.trackers])
 

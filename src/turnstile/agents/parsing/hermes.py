@@ -1,4 +1,4 @@
-"""Tool calls as JSON between `<tool_call>` tags, the syntax of the Hermes and Qwen families."""
+"""Tool calls as JSON in `<tool_call>` tags, the syntax of the Hermes and Qwen families."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ _THINK = re.compile(r"\s*(?:<think>)?(.*?)</think>", re.S)
 
 
 class HermesParser:
-    """`<think>reasoning</think>`, then text, then `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+    """Parses reasoning, text and tool calls, in this order, from the model's text.
 
-    Several calls may follow each other. A call whose JSON is broken, or that names a tool which was not offered, makes
-    the whole message one without calls, whose content is the text as it is: if the agent asked for two things and one
-    is invalid, neither is carried out.
+    The form is `<think>reasoning</think>`, then text, then `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+    Several calls may follow each other. If any call has invalid JSON or names a tool that was not offered, the message
+    has no calls, and its content is the unchanged text: if the agent asked for two things and one is invalid, neither
+    is carried out.
     """
 
     def parse(self, text: str, tools: Sequence[ToolSpec]) -> Message:
-        """Return the assistant's message in `text`. Never raises."""
+        """Return `text` as an assistant's message. Never raises."""
         reasoning, rest = _split_reasoning(text)
         names = {tool.name for tool in tools}
         calls: list[ToolCall] = []
@@ -34,7 +35,7 @@ class HermesParser:
         return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=tuple(calls))
 
     def write(self, message: Message, tools: Sequence[ToolSpec]) -> str:
-        """Return the message's text, as Qwen's own template writes it."""
+        """Return the message's text in the form of Qwen's own template."""
         parts = [message.content] if message.content else []
         parts += [
             "<tool_call>\n"
@@ -46,7 +47,7 @@ class HermesParser:
         return thought + "\n".join(parts)
 
     def instructions(self, tools: Sequence[ToolSpec]) -> str:
-        """Return the tools and how to call them, for templates that do not say it themselves."""
+        """Return a description of the tools and how to call them, for templates that do not give one."""
         specs = "\n".join(
             json.dumps(
                 {
@@ -66,7 +67,7 @@ class HermesParser:
 
 
 def _split_reasoning(text: str) -> tuple[str | None, str]:
-    """Return the leading reasoning, with or without its opening tag (the prompt may hold it), and the rest."""
+    """Return the leading reasoning and the rest. The opening tag may be missing, since the prompt may contain it."""
     match = _THINK.match(text)
     return (match[1].strip(), text[match.end() :]) if match else (None, text)
 

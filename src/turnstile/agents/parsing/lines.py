@@ -1,7 +1,7 @@
 """Actions as single lines, for small models: `NAME argument`, `fix OLD -> NEW`.
 
-A tool without arguments is its bare name; with one argument the rest of the line is that argument; with several, the
-schema gives their form in the line, under the key `x-line`: `"{old} -> {new}"`.
+A tool without arguments is written as its name alone. If it has one argument, the rest of the line is that argument. If
+it has several, the schema gives their form in the line under the key `x-line`: `"{old} -> {new}"`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from turnstile.errors import ConfigError
 from turnstile.types import JSON, Message, ToolCall, ToolSpec
 
 CALL_ID = "call00000"
-"""The id of a line's only call (nine letters and digits, which the strictest templates accept)."""
+"""The id of a line's only call (nine letters and digits, which even the strictest templates accept)."""
 
 _FIELD = re.compile(r"\{(\w+)\}")
 
 
 class LineParser:
-    """One action a line. `parse` reads the first line that is not empty, and only exact names."""
+    """Parses one action per message, from the first line that is not empty. Tool names must match exactly."""
 
     def parse(self, text: str, tools: Sequence[ToolSpec]) -> Message:
-        """Return the line as an assistant's message, without tool calls if no tool's form fits. Never raises."""
+        """Return the line as an assistant's message, without tool calls if it does not match any tool's form.
+
+        Accepts any text. Raises ConfigError only for a called tool that has several arguments and no line form.
+        """
         line = next((part.strip() for part in text.splitlines() if part.strip()), "")
         name, _, rest = line.partition(" ")
         for tool in tools:
@@ -43,13 +46,16 @@ class LineParser:
         return f"{call.name} {rest}".strip()
 
     def instructions(self, tools: Sequence[ToolSpec]) -> str:
-        """Return one line that lists the commands: `Commands: view | fix OLD -> NEW | submit`."""
+        """Return one line that lists the commands, such as `Commands: view | fix OLD -> NEW | submit`."""
         forms = (f"{tool.name} {_FIELD.sub(lambda field: field[1].upper(), _form(tool))}".strip() for tool in tools)
         return "Commands: " + " | ".join(forms)
 
 
 def _form(tool: ToolSpec) -> str:
-    """Return the form of the tool's arguments in its line, with `{name}` for each; "" for none."""
+    """Return the form of the tool's arguments in a line, with `{name}` for each; "" if it has none.
+
+    Raises ConfigError if it has several arguments and no `x-line`.
+    """
     declared = tool.schema.get("x-line")
     if declared is not None:
         return str(declared)
@@ -63,7 +69,7 @@ def _form(tool: ToolSpec) -> str:
 
 
 def _read(tool: ToolSpec, rest: str) -> Mapping[str, JSON] | None:
-    """Return the arguments in `rest`, or None if they do not fit the tool's form and types."""
+    """Return the arguments in `rest`, or None if they do not match the tool's form and types."""
     form = _form(tool)
     properties: Mapping[str, Mapping[str, JSON]] = tool.schema.get("properties", {})
     required = tool.schema.get("required", list(properties))
@@ -82,7 +88,7 @@ def _read(tool: ToolSpec, rest: str) -> Mapping[str, JSON] | None:
 
 
 def _pattern(form: str) -> str:
-    """Return a regular expression for `form`; text between two fields may lose its blanks at the line's end."""
+    """Return a regular expression for `form`, in which blanks around literal text may be missing at the line's ends."""
     pieces = _FIELD.split(form)
     pattern = ""
     for index, piece in enumerate(pieces):
@@ -98,7 +104,10 @@ def _pattern(form: str) -> str:
 
 
 def _as_type(text: str, schema: Mapping[str, JSON]) -> JSON | None:
-    """Return `text` as the schema's type; None if it is not one, or shorter than `minLength` (1 by default)."""
+    """Return `text` converted to the schema's type, or None if that fails.
+
+    A text must have at least `minLength` characters (1 by default).
+    """
     kind = schema.get("type", "string")
     if kind == "integer":
         return int(text) if re.fullmatch(r"[+-]?\d{1,18}", text) else None

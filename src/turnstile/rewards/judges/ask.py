@@ -1,4 +1,4 @@
-"""Questions to a judge: many are asked at once, each is answered once, and the answers are parsed."""
+"""Questions to a judge, which are asked concurrently, answered only once each, and parsed."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from turnstile.tasks import jsonl_log
 from turnstile.types import Message
 
 T = TypeVar("T")
-LONGEST = 300  # characters of a text in a constrained answer
+LONGEST = 300  # maximum number of characters of a text in a constrained answer
 _AGAIN = "That cannot be read: {why}. Answer again, with nothing but the JSON object."
 
 
 class UnreadableError(ValueError):
-    """An answer that is not in the form asked for, with the reason in a clause."""
+    """An answer does not have the requested form. The text gives the reason as a clause."""
 
 
 class Asker:
     """Puts questions to the model `write`, at most `concurrent` at once.
 
-    `identity` names the model and how it is sampled. Answers are kept by the question's content in the file `kept`, if
-    there is one: a question that the same model was asked before is not asked again. An answer that cannot be read is
-    asked for again, up to `tries` times in all, with the reason; with `constrained` the model can give only readable
-    ones. `failures` holds what went wrong since it was last taken: one line for each question without a verdict, and
-    whether the model could not be reached.
+    `identity` names the model and how it is sampled. Answers are kept in the file `kept`, if given, by the contents of
+    the question, so the same model is never asked the same question again. If an answer cannot be parsed, the question
+    is repeated with the reason, up to `tries` attempts in total; with `constrained` the model can only give answers
+    that can be parsed. `failures` collects one entry for each question without a verdict: the reason, and whether the
+    model could not be reached.
     """
 
     def __init__(
@@ -60,9 +60,10 @@ class Asker:
         self.asked = 0  # requests made to the model
 
     async def ask(self, question: str, read: Callable[[str], T], form: str) -> T | None:
-        """Return what `read` makes of the answer; None without an answer, or without a readable one: see `failures`.
+        """Return what `read` returns for the answer, or None if there is no answer that `read` accepts.
 
-        `read` raises UnreadableError for an answer that it cannot read. It can read every answer that matches `form`.
+        The reason for None is added to `failures`. `read` raises UnreadableError for an answer that it cannot parse. It
+        must accept every answer that matches the regular expression `form`.
         """
         self.questions += 1
         messages = [Message(role="user", content=question)]
@@ -91,7 +92,7 @@ class Asker:
             await self._close()
 
     async def _answer(self, messages: list[Message], seed: int, regex: str) -> str:
-        """Return the model's answer, or the one it gave when it was asked this before."""
+        """Return the model's answer, reusing an earlier answer to the same request."""
         content = json.dumps([self._identity, [[message.role, message.content] for message in messages], seed, regex])
         key = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
         known = self._answers()
@@ -119,7 +120,7 @@ class Asker:
 
 
 def object_in(answer: str, *keys: str) -> Mapping[str, Any]:
-    """Return the last JSON object in an answer that has all `keys`; the text around it does not count.
+    """Return the last JSON object in an answer that has all `keys`, ignoring the text around it.
 
     Raises UnreadableError if there is none.
     """
@@ -141,7 +142,7 @@ def object_in(answer: str, *keys: str) -> Mapping[str, Any]:
 def form_of(example: Mapping[str, Any]) -> str:
     """Return a regular expression for JSON objects like the example.
 
-    They have a text of up to LONGEST characters where it has "...", and one of the choices where it has a list of them.
+    A "..." in the example matches a text of up to LONGEST characters, and a list matches any one of its elements.
     """
     return r"\{" + ", ".join(f"{re.escape(json.dumps(key))}: {_form(value)}" for key, value in example.items()) + r"\}"
 
@@ -155,7 +156,10 @@ def _form(value: object) -> str:
 
 
 def checked_fraction(value: object, maximum: float, label: str) -> float:
-    """Return a number from 0 to `best` as a share of it. Raises UnreadableError for anything else, NaN too."""
+    """Return a number from 0 to `maximum` as a fraction of `maximum`.
+
+    Raises UnreadableError for any other value, including NaN.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UnreadableError(f"{label} is {value!r:.40}, not a number")
     if not 0 <= value <= maximum:

@@ -1,4 +1,4 @@
-"""Criteria and items by name, from the recipe or from a task."""
+"""Criteria and checklist items by name, from the recipe or from a task."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from turnstile.types import Task
 
 
 class Asked:
-    """What is asked about episodes: a task's own table if it has one, else the recipe's."""
+    """The questions about an episode, which are the task's own table if it has one, else the recipe's."""
 
     def __init__(self, kind: str, what: str, table: object, key: str) -> None:
         self._kind, self._what, self._table, self._key = kind, what, table, key
@@ -19,7 +19,7 @@ class Asked:
     def of(self, task: Task) -> dict[str, str]:
         """Return the table for a task.
 
-        Raises ConfigError if neither the task nor the recipe has one, or it is malformed.
+        Raises ConfigError if neither the task nor the recipe has one, or if it is malformed.
         """
         if self._key and self._key in task.data:
             return _check_table(f"task {task.id!r}: grader {self._kind!r} wants {self._key}", task.data[self._key])

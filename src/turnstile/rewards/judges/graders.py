@@ -1,7 +1,7 @@
-"""Graders that ask a language model: for a score, the better one of two, a rubric or a checklist.
+"""Graders that ask a language model for a score, a comparison, a rubric or a checklist.
 
-Each writes one signal, from which the reward of the same name is computed. What the model says is recorded, so that a
-run can be scored again without it, for example with other weights.
+Each writes one signal, from which the reward of the same name is computed. The model's verdicts are recorded, so that a
+run can be scored again without the model, for example with other weights.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _MATERIAL = (
 
 
 class _Judging(Stateless):
-    """The common base of the graders here.
+    """The base class of the graders here.
 
-    `show` names signals of the episode that the judge sees besides the messages, `reference` is the key of the task's
-    data with an answer to compare with.
+    `show` names signals of the episode that the judge sees in addition to the messages. `reference` is the key in the
+    task's data of an answer to compare with.
     """
 
     kind = ""
@@ -50,8 +50,8 @@ class _Judging(Stateless):
     async def grade(self, groups: Sequence[Group], step: int | None) -> list[Group]:
         """Return the groups with the judge's verdicts.
 
-        Raises EngineError if the judge could not be reached for any question: nothing would be left to learn from. If
-        only some questions failed, a warning says so, and their signal is None.
+        Raises EngineError if the judge could not be reached for any question, since nothing would be left to learn
+        from. If only some questions failed, a warning is logged, and their signal is None.
         """
         before = self._asker.questions
         found = await _all([self._group(group) for group in groups])
@@ -66,7 +66,7 @@ class _Judging(Stateless):
         return found
 
     def check(self, task: Task) -> None:
-        """Raise ConfigError if a task lacks what is asked of it here."""
+        """Raise ConfigError if a task lacks data that this grader needs."""
         if self._reference and self._reference not in task.data:
             raise ConfigError(
                 f"{self.kind} {self._name!r}: task {task.id!r} has no {self._reference!r} in its data (there: "
@@ -74,7 +74,7 @@ class _Judging(Stateless):
             )
 
     async def close(self) -> None:
-        """Release the model, which others may share."""
+        """Release the model, which other graders may share."""
         await self._asker.close()
 
     async def _group(self, group: Group) -> Group:
@@ -82,7 +82,7 @@ class _Judging(Stateless):
         return self._with_verdicts(group, verdicts)
 
     def _with_verdicts(self, group: Group, verdicts: Sequence[JSON]) -> Group:
-        """Return the group with a verdict for each trajectory; an episode that infrastructure ended has none."""
+        """Return the group with each trajectory's verdict as a signal."""
         trajectories = zip(group.trajectories, verdicts, strict=True)
         return replace(
             group, trajectories=tuple(with_signals(one, **{self._name: verdict}) for one, verdict in trajectories)
@@ -97,7 +97,7 @@ class _Judging(Stateless):
         raise NotImplementedError
 
     def _question(self, task: Task, asked: str, answer: str, *episodes: Trajectory) -> str:
-        """Return the request: what to judge, the material, and the form of the answer."""
+        """Return the request to the judge: the question, the episodes, and the form of the answer."""
         parts = [asked.strip(), _MATERIAL]
         self.check(task)
         if self._reference:
@@ -114,8 +114,8 @@ class _Judging(Stateless):
 class Judge(_Judging):
     """Writes `name` (default: judge), the model's score of an episode in [0, 1].
 
-    The model gives 0 to `best` points for what `question` asks. None if there was no answer, or none that could be
-    read.
+    The model gives 0 to `best` points for what `question` asks. The signal is None without an answer that can be
+    parsed.
     """
 
     kind = "judge"
@@ -150,11 +150,12 @@ class Judge(_Judging):
 
 
 class PairwiseJudge(_Judging):
-    """Writes `name` (default: pairwise_judge), the share of comparisons that an episode wins; a tie counts half.
+    """Writes `name` (default: pairwise_judge), the share of comparisons that an episode wins. A tie counts half.
 
-    It is compared with the other attempts of its group. Each pair is shown in both orders, since models favour one
-    position. With `rivals` each attempt is compared only with that many after it, and as many before it, around the
-    group. A comparison without a verdict does not count; None if none is left, and 0.5 without others to compare with.
+    An episode is compared with the other attempts of its group. Each pair is shown in both orders, since models favour
+    one position. With `rivals`, each attempt is compared only with that many attempts before and after it, taking the
+    group as a circle. Comparisons without a verdict do not count. The signal is None if none is left, and 0.5 if there
+    are no other attempts to compare with.
     """
 
     kind = "pairwise_judge"
@@ -211,8 +212,8 @@ class PairwiseJudge(_Judging):
 class Rubric(_Judging):
     """Writes `name` (default: rubric), the model's score for each of the `criteria` in [0, 1].
 
-    `criteria` are names -> what each asks; the model gives 0 to `best` points. A task may have criteria of its own,
-    `data[key]`. Their weights belong to the reward. None if there was no answer, or none that could be read.
+    `criteria` maps names to what each asks, and the model gives 0 to `best` points. A task may have its own criteria in
+    `data[key]`. Weights belong to the reward. The signal is None without an answer that can be parsed.
     """
 
     kind = "rubric"
@@ -255,12 +256,12 @@ class Rubric(_Judging):
 
 
 class Checklist(_Judging):
-    """Writes `name` (default: checklist), for each of the `items` whether it is met, and the evidence.
+    """Writes `name` (default: checklist), which says for each of the `items` whether it is met, with evidence.
 
-    `items` are names -> yes-or-no questions; the signal has {"met": bool, "evidence": str} for each. A task may have
-    items of its own, `data[key]`. With `quoted` an item is met only if the evidence is a passage of the episode (blanks
-    do not count), so that a judge cannot make it up. None if there was no answer, or none that could be read (after
-    CM2).
+    `items` maps names to yes-or-no questions, and the signal has {"met": bool, "evidence": str} for each. A task may
+    have its own items in `data[key]`. With `quoted`, an item is met only if the evidence is a passage of the episode
+    (ignoring differences in whitespace), so that a judge cannot invent it. The signal is None without an answer that
+    can be parsed (after CM2).
     """
 
     kind = "checklist"
@@ -311,7 +312,7 @@ class Checklist(_Judging):
 
 
 async def _all(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all jobs at once; the first error ends the others and is raised as it is."""
+    """Run all jobs concurrently and return their results. The first error cancels the others and is raised."""
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(job) for job in jobs]

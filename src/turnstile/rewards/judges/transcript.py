@@ -1,4 +1,4 @@
-"""The text of an episode for a judge to read."""
+"""The transcript of an episode for a judge to read."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from turnstile.types import Message, Task, Trajectory
 
 BEGIN, END = "<episode>", "</episode>"
-"""What an episode stands between. Nothing inside can be taken for them."""
+"""The marks around an episode, which nothing inside can imitate."""
 
 
 def transcript(task: Task, trajectory: Trajectory, *, chars: int, show: Sequence[str] = ()) -> str:
-    """Return the messages of an episode, then its signals that are named in `show`.
+    """Return the messages of an episode, followed by the signals named in `show`.
 
-    The text has at most about `chars` characters: long messages lose their middle first, then the episode its own.
+    The text has about `chars` characters at most: first the middle of long messages is cut, then that of the episode.
     """
     parts = [_part(message, chars // 4) for message in _messages(task, trajectory)]
     parts += [f"[{name}]\n{middle(plain(trajectory.signals.get(name)), chars // 2)}" for name in show]
@@ -37,12 +37,12 @@ def _part(message: Message, chars: int) -> str:
 
 
 def plain(value: object) -> str:
-    """Return a signal as a text."""
+    """Return a signal as text."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def middle(text: str, chars: int) -> str:
-    """Return the text, without its middle if it is longer than `chars`."""
+    """Return the text with its middle replaced by a note if it is longer than `chars`."""
     if len(text) <= chars:
         return text
     half = chars // 2

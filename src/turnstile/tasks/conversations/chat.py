@@ -1,8 +1,8 @@
-"""Chat messages in OpenAI's format, in which conversations are also written here.
+"""Chat messages in OpenAI's format, which is also the format in which this project writes conversations.
 
-Columns: messages (a list, or that as JSON in a text), tools (likewise; optional). A message has role, content (a text
-or a list of text parts), tool_calls, tool_call_id, reasoning_content or reasoning, and weight or trainable, which say
-whether it is to be learned. Optional columns: id, task_id, resolved, ended, model, patch.
+Columns: messages (a list, or a list as JSON text), tools (likewise; optional). A message has role, content (a text or a
+list of text parts), tool_calls, tool_call_id, reasoning_content or reasoning, and weight or trainable, which say
+whether it is to be trained on. Optional columns: id, task_id, resolved, ended, model, patch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TRAIN_FLAGS = ("weight", "trainable", "train", "training")
 
 
 def from_row(row: Mapping[str, Any], where: str) -> Conversation:
-    """Return a row as a conversation. Raises TaskError naming what is wrong with it."""
+    """Return a row as a conversation. Raises TaskError saying what is wrong with it."""
     messages = as_list(row.get("messages"), "messages", where)
     flagged = [message_of(item, f"{where}, message {number}") for number, item in enumerate(messages, start=1)]
     conversation = assemble(flagged, tools_of(row.get("tools"), where))
@@ -45,7 +45,7 @@ def to_row(conversation: Conversation) -> dict[str, JSON]:
 
 
 def message_of(item: Any, where: str) -> FlaggedMessage:
-    """Return one message, and whether it may be learned."""
+    """Return one message, and whether it may be trained on. Raises TaskError if it is malformed."""
     if not isinstance(item, Mapping):
         raise TaskError(f"{where}: a message is an object with role and content, this is {type(item).__name__}")
     role = _ROLES.get(str(item.get("role")))
@@ -65,7 +65,8 @@ def message_of(item: Any, where: str) -> FlaggedMessage:
 def assistant_message(content: str, reasoning: Any = None) -> Message:
     """Return an assistant's message.
 
-    Its reasoning is `reasoning` if that is a text, else the text in <think> tags at the beginning of `content`.
+    Its reasoning is `reasoning` if that is a non-empty text, else the text in <think> tags at the beginning of
+    `content`.
     """
     if isinstance(reasoning, str) and reasoning:
         return Message(role="assistant", content=content, reasoning=reasoning)
@@ -75,7 +76,7 @@ def assistant_message(content: str, reasoning: Any = None) -> Message:
 
 
 def text_of(content: Any, where: str) -> str:
-    """Return a content as text: a text, nothing, or a list of text parts. Raises TaskError for anything else."""
+    """Return the text of a content, which may be a text, None or a list of text parts. Raises TaskError otherwise."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -93,13 +94,13 @@ def text_of(content: Any, where: str) -> str:
 
 
 def _thinking(content: Any) -> str:
-    """Return the reasoning in a content's parts, as in Anthropic's format."""
+    """Return the reasoning in a content's parts, which is where Anthropic's format has it."""
     parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
     return "\n\n".join(str(part["thinking"]) for part in parts if part.get("thinking"))
 
 
 def calls_of(calls: Any, where: str) -> tuple[ToolCall, ...]:
-    """Return tool calls, whose arguments are an object or JSON in a text. Raises TaskError for anything else."""
+    """Return tool calls whose arguments are an object or JSON text. Raises TaskError for anything else."""
     result = []
     for call in as_list(calls, "tool_calls", where):
         function = call.get("function") if isinstance(call, Mapping) else None
@@ -118,7 +119,7 @@ def calls_of(calls: Any, where: str) -> tuple[ToolCall, ...]:
 
 
 def tools_of(tools: Any, where: str) -> tuple[ToolSpec, ...]:
-    """Return tools in OpenAI's format, with or without the wrapping `function`. Raises TaskError for others."""
+    """Return tools in OpenAI's format, with or without the `function` wrapper. Raises TaskError for anything else."""
     result = []
     for tool in as_list(tools, "tools", where):
         inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
@@ -132,7 +133,7 @@ def tools_of(tools: Any, where: str) -> tuple[ToolSpec, ...]:
 
 
 def is_trainable(item: Mapping[str, Any], where: str) -> bool:
-    """Return whether a message is to be learned, which is the default."""
+    """Return whether a message is to be trained on, by default True. Raises TaskError for an invalid flag."""
     for name in _TRAIN_FLAGS:
         value = item.get(name)
         if value not in (None, 0, 1):
@@ -143,7 +144,7 @@ def is_trainable(item: Mapping[str, Any], where: str) -> bool:
 
 
 def metadata_of(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields of a row that describe the whole conversation."""
+    """Return the fields of a row that describe the whole conversation. Raises TaskError for an invalid `resolved`."""
     resolved = row.get("resolved")
     if resolved not in (None, 0, 1):
         raise TaskError(f"{where}: resolved is true or false, not {resolved!r}")
@@ -152,7 +153,7 @@ def metadata_of(row: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def as_list(value: Any, name: str, where: str) -> list[Any]:
-    """Return a list, or one given as JSON in a text; None is an empty one. Raises TaskError for anything else."""
+    """Return a value as a list; it may be JSON text, or None for an empty list. Raises TaskError for anything else."""
     if isinstance(value, str):
         try:
             value = json.loads(value or "[]")

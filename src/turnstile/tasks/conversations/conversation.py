@@ -1,4 +1,4 @@
-"""A typed conversation of an agent to learn from, independent of its source format."""
+"""A typed conversation of an agent to train on, independent of its source format."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from turnstile.types import Message, ToolSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """The messages, which of them are to be learned, and the result that the file gives.
+    """The messages, which of them to train on, and the result that the file gives.
 
-    It begins with what the assistant answers and ends with the assistant's last message; it is empty if the assistant
-    has no message. `trainable` has one flag a message, true only for messages of the assistant; the others are shown,
-    but not learned. `tools` are those that were offered, as far as the file says; tool calls are numbered in each
-    message as a parser numbers them.
+    It begins with a message for the assistant to answer and ends with the assistant's last message; it is empty if the
+    assistant has no message. `trainable` has one flag per message, true only for messages of the assistant; the other
+    messages are shown but not trained on. `tools` are the offered tools, if the file gives them. Tool calls are
+    numbered within each message as a parser numbers them.
     """
 
     messages: tuple[Message, ...]
@@ -25,7 +25,7 @@ class Conversation:
     id: str = ""
     task_id: str = ""
     resolved: bool | None = None  # None: the file does not say
-    ended: str = ""  # how it ended, in the file's words: Submitted, LimitsExceeded
+    ended: str = ""  # exit status as given in the file, such as Submitted or LimitsExceeded
     model: str = ""  # name of the assistant's model
     patch: str = ""  # the submitted patch
 
@@ -35,14 +35,14 @@ class Conversation:
 
 
 FlaggedMessage = tuple[Message, bool]
-"""A message, and whether it may be learned."""
+"""A message, and whether it may be trained on."""
 
 
 def assemble(flagged: Iterable[FlaggedMessage], tools: Sequence[ToolSpec] = ()) -> Conversation:
     """Return the conversation of these messages, in order.
 
-    Messages of the assistant before there is anything to answer are omitted, and so are messages after its last one; an
-    empty message of the assistant is never learned.
+    The assistant's messages before there is anything to answer are omitted, and so are messages after its last one. An
+    empty message of the assistant is never trained on.
     """
     pairs = list(itertools.dropwhile(lambda pair: pair[0].role == "assistant", flagged))
     while pairs and pairs[-1][0].role != "assistant":
@@ -59,7 +59,7 @@ def _has_content(message: Message) -> bool:
 
 
 def with_parser_ids(messages: Sequence[Message]) -> Iterator[Message]:
-    """Yield the messages with tool call ids as parsers give them, and matching ids for results.
+    """Yield the messages with the tool call ids that parsers assign, and matching ids for results.
 
     Results are matched by id if the calls of a message have distinct ids, else by order.
     """

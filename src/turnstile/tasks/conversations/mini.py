@@ -1,9 +1,9 @@
-"""Trajectories of mini-swe-agent, `ID.traj.json`, one a file.
+"""Trajectories of mini-swe-agent, one per file `ID.traj.json`.
 
-`trajectory_format` is mini-swe-agent-1 (versions 1: the action is a bash block in the assistant's text, its result a
-user's message) or mini-swe-agent-1.1 (versions 2: calls of the tool bash as chat messages or as items of OpenAI's
-Responses interface; a block in the text with its text-based models). `info` holds exit_status, submission and the
-configuration; the benchmarks' runner adds instance_id.
+`trajectory_format` is mini-swe-agent-1 (versions 1: the action is a bash block in the assistant's text, and its result
+a user message) or mini-swe-agent-1.1 (versions 2: calls of the tool bash as chat messages or as items of OpenAI's
+Responses API; a block in the text for its text-based models). `info` contains exit_status, submission and the
+configuration; the benchmark runner adds instance_id.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ BASH = ToolSpec(
         "required": ["command"],
     },
 )
-"""The only tool of mini-swe-agent, as it describes it to the model."""
+"""The only tool of mini-swe-agent, with the description that it gives to the model."""
 
 
 def from_row(row: Mapping[str, Any], where: str) -> Conversation:
     """Return a trajectory as a conversation.
 
-    A text without exactly one action is not learned. Raises TaskError naming what is wrong with it.
+    A text without exactly one action is not trained on. Raises TaskError saying what is wrong with the row.
     """
     info = _object(row.get("info"))
     messages = chat.as_list(row.get("messages"), "messages", where)
@@ -53,7 +53,7 @@ def from_row(row: Mapping[str, Any], where: str) -> Conversation:
 def _flagged_messages(messages: list[Any], action: re.Pattern[str] | None, where: str) -> Iterator[FlaggedMessage]:
     for number, item in enumerate(messages, start=1):
         here = f"{where}, message {number}"
-        if isinstance(item, Mapping) and item.get("role") == "exit":  # the agent's note on how it ended
+        if isinstance(item, Mapping) and item.get("role") == "exit":  # the agent's note on its exit status
             continue
         message, is_trainable = _message(item, here)
         if action and is_trainable and not message.tool_calls:
@@ -71,7 +71,7 @@ def _message(item: Any, where: str) -> FlaggedMessage:
 
 
 def _response(output: list[Any], where: str) -> Message:
-    """Return the items of one answer of the Responses interface as one message."""
+    """Return the items of one answer of the Responses API as one message."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -90,9 +90,9 @@ def _response(output: list[Any], where: str) -> Message:
 
 
 def _action(info: Mapping[str, Any], where: str) -> re.Pattern[str] | None:
-    """Return the pattern that finds actions in a text.
+    """Return the pattern that finds actions in a text, or None if there is none.
 
-    In version 1 it is a knob of the agent, later one of the text-based models.
+    In version 1 it is a setting of the agent, in version 2 one of the text-based models.
     """
     config = _object(info.get("config"))
     patterns = [_object(config.get(part)).get("action_regex") for part in ("agent", "model")]

@@ -1,4 +1,4 @@
-"""Selection of conversations to learn from, and external facts about them."""
+"""Selection of conversations to train on, and external data about them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from turnstile.types import JSON, ToolSpec
 
 
 def refusal(conversation: Conversation, *, resolved: bool = False, ended: Collection[str] = ()) -> str:
-    """Return why a conversation is not selected; "" if it is.
+    """Return why a conversation is not selected, or "" if it is.
 
-    `resolved` selects those whose task was solved, `ended` those that ended in one of these ways.
+    `resolved` selects conversations whose task was solved, and `ended` those with one of these exit statuses.
     """
     if not any(conversation.trainable):
         return "nothing to learn"
@@ -28,12 +28,15 @@ def refusal(conversation: Conversation, *, resolved: bool = False, ended: Collec
 
 
 def with_report(conversation: Conversation, resolved: Collection[str]) -> Conversation:
-    """Return the conversation with the verdict of a report that names the resolved tasks."""
+    """Return the conversation with `resolved` set according to a report's resolved tasks."""
     return replace(conversation, resolved=(conversation.task_id or conversation.id) in resolved)
 
 
 def read_report(file: str | Path) -> frozenset[str]:
-    """Return the tasks that a report of SWE-bench's harness names as resolved. Raises TaskError for another file."""
+    """Return the tasks that a report of SWE-bench's harness lists as resolved.
+
+    Raises TaskError if the file is not such a report.
+    """
     report = _json(file)
     ids = report.get("resolved_ids") if isinstance(report, dict) else None
     if not isinstance(ids, list):
@@ -42,7 +45,7 @@ def read_report(file: str | Path) -> frozenset[str]:
 
 
 def read_tools(file: str | Path) -> tuple[ToolSpec, ...]:
-    """Return tools in OpenAI's format, from a JSON file with a list of them. Raises TaskError for another file."""
+    """Return the tools in a JSON file, a list in OpenAI's format. Raises TaskError if the file is not such a list."""
     return chat.tools_of(_json(file), str(file))
 
 

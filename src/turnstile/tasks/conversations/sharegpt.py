@@ -1,8 +1,8 @@
 """ShareGPT's format and its variants.
 
-Columns: conversations, a list of {from, value}; optional: system (a text), tools (a list, or that as JSON in a text).
-Calls are entries from `function_call`, whose value is {"name", "arguments"} or a list of such (LLaMA-Factory), or are
-in the assistant's text in <tool_call> tags (Hermes); results are entries from `observation`, `function_response` or
+Columns: conversations, a list of {from, value}; optional: system (a text), tools (a list, or a list as JSON text).
+Calls are entries from `function_call`, whose value is {"name", "arguments"} or a list of these (LLaMA-Factory), or are
+in the assistant's text in <tool_call> tags (Hermes). Results are entries from `observation`, `function_response` or
 `tool`.
 """
 
@@ -29,10 +29,10 @@ _RESPONSE = re.compile(r"\s*<tool_response>\n?(.*?)\n?</tool_response>\s*", re.S
 
 
 def from_row(row: Mapping[str, Any], where: str) -> Conversation:
-    """Return a row as a conversation. Raises TaskError naming what is wrong with it.
+    """Return a row as a conversation. Raises TaskError saying what is wrong with it.
 
-    Tools that the system's text already lists, in <tools> tags, are not offered a second time; what calls them stays
-    the text that it is.
+    Tools that the system message already lists in <tools> tags are not offered again, and the text that calls them
+    stays text.
     """
     entries = chat.as_list(row.get("conversations", row.get("conversation")), "conversations", where)
     if row.get("system"):

@@ -1,4 +1,4 @@
-"""Conversations from external files: the format of a row, and all conversations of a source."""
+"""Conversations from external files: detection of a row's format, and iteration over a source."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def conversations(
     """Yield the conversations of a file, of the files in a folder, or of a data set on the hub (OWNER/NAME).
 
     `format` is one of FORMATS, by default detected from the columns. `split` selects among several files. In a folder
-    with `*.traj.json` files only those are read. `on_error` gets the error of each row that cannot be read, and the row
-    is skipped; without it the error is raised: TaskError naming file, row and message.
+    with `*.traj.json` files, only those are read. A row that cannot be read is skipped and its error passed to
+    `on_error`; without `on_error` it is raised, a TaskError naming file, row and message.
     """
     if format != "auto" and format not in FORMATS:
         raise TaskError(f"unknown conversation format {format!r}; {nearest(format, (*FORMATS, 'auto'))}")
@@ -51,7 +51,10 @@ def conversations(
 
 
 def read_conversations(source: str | Path) -> list[Conversation]:
-    """Return all conversations of a source, in any format. Raises TaskError as above, and if there is none."""
+    """Return all conversations of a source, with formats detected.
+
+    Raises TaskError as `conversations` does, and if there is none.
+    """
     result = list(conversations(source))
     if not result:
         raise TaskError(f"{source}: it has no conversation")
@@ -64,7 +67,7 @@ def _files(path: Path, source: str | Path, split: str) -> list[Path]:
 
 
 def _default_id(file: Path, number: int) -> str:
-    """Return the id of a conversation that has none of its own."""
+    """Return the id for a conversation that has none of its own."""
     return file.name.removesuffix(_TRAJECTORY) if file.name.endswith(_TRAJECTORY) else f"{file.name}:{number}"
 
 

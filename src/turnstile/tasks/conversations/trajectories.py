@@ -1,4 +1,4 @@
-"""Conversations as an agent's trajectories: its tokens, turn by turn, as if it had sampled them."""
+"""Conversations as an agent's trajectories, with its tokens turn by turn as if it had sampled them."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ TOO_LONG = "longer than the context"
 NOTHING = "nothing to learn"
 FORGED = "a message that contains the model's control tokens, which would pass for the template's"
 UNREADABLE = "a message that the agent's parser would not read as intended"
-_NOT_SAMPLED = Sampling(temperature=1.0)  # of tokens that were written, not sampled
+_NOT_SAMPLED = Sampling(temperature=1.0)  # for tokens that were not sampled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizedConversations:
-    """Conversations as trajectories, and counts of those left out."""
+    """Conversations as trajectories, and counts of the conversations left out."""
 
     trajectories: list[Trajectory] = field(default_factory=list)
-    left_out: Counter[str] = field(default_factory=Counter)  # why -> how many
-    cut: int = 0  # trajectories without their last turns
+    left_out: Counter[str] = field(default_factory=Counter)  # reason -> number of conversations
+    cut: int = 0  # number of trajectories cut to the context
 
     def tokens(self) -> int:
         """Return the number of tokens in the trajectories."""
         return sum(len(turn.context_ids) + len(turn.completion.token_ids) for turn in self._turns())
 
     def trained_tokens(self) -> int:
-        """Return how many of them are to be learned."""
+        """Return the number of tokens to train on."""
         return sum(len(turn.completion.token_ids) for turn in self._turns() if turn.trainable)
 
     def _turns(self) -> Iterable[Turn]:
         return (turn for trajectory in self.trajectories for turn in trajectory.turns)
 
     def summary(self) -> str:
-        """Return a summary in one line."""
+        """Return a one-line summary."""
         parts = [f"{count} left out: {why}" for why, count in self.left_out.most_common()]
         if self.cut:
             parts.insert(0, f"{self.cut} of them cut to the context")
@@ -63,10 +63,10 @@ def to_trajectories(
 ) -> TokenizedConversations:
     """Return each conversation as a trajectory of the agent, in a group of its own.
 
-    One that does not fit `context` (tokens; 0: no limit) is left out, or with `cut` ends with the last turn that fits.
-    Also left out are conversations with nothing to learn, with one of the tokenizer's `controls` in a text, those that
-    the chat template refuses, and those with a message to learn that the scaffold's parser would read differently.
-    `done` is called after each one that is kept.
+    A conversation that exceeds `context` (tokens; 0: no limit) is left out, or with `cut` ends with the last turn that
+    fits. Also left out are conversations with nothing to train on, with one of the tokenizer's `controls` in a text,
+    those that the chat template rejects, and those with a trainable message that the scaffold's parser would read
+    differently. `done` is called with each trajectory that is kept.
     """
     kept: list[Trajectory] = []
     left_out: Counter[str] = Counter()
@@ -99,11 +99,11 @@ def to_trajectories(
 
 
 def trajectory(conversation: Conversation, scaffold: Scaffold, *, group: str) -> Trajectory:
-    """Return the conversation in the agent's tokens, one turn for each of the assistant's messages.
+    """Return the conversation in the agent's tokens, with one turn for each of the assistant's messages.
 
-    The assistant's messages are the sampled tokens, from `Renderer.assistant_turn`; everything else is context, from
+    The assistant's messages become the sampled tokens, from `Renderer.assistant_turn`. Everything else is context, from
     `Renderer.prompt` and `Renderer.observation`, so a template that rewrites earlier text starts a new row.
-    Log-probabilities are zeros: nothing was sampled. `signals` holds `resolved` if the file gives it.
+    Log-probabilities are zeros, since nothing was sampled. `signals` contains `resolved` if the file gives it.
     """
     renderer, messages, tools = scaffold.renderer, conversation.messages, conversation.tools
     indices = [index for index, message in enumerate(messages) if message.role == "assistant"]
@@ -135,7 +135,7 @@ def trajectory(conversation: Conversation, scaffold: Scaffold, *, group: str) ->
 
 
 def _texts(message: Message) -> Iterator[str]:
-    """Yield all texts that a template puts into the prompt unchanged."""
+    """Yield all texts of a message that a template puts into the prompt unchanged."""
     yield message.content
     yield message.reasoning or ""
     for call in message.tool_calls:
@@ -154,7 +154,7 @@ def _completion(token_ids: I32) -> Completion:
 
 
 def _count_fitting(turns: Sequence[Turn], context: int) -> int:
-    """Return how many of the turns, from the first, fit a context of that many tokens."""
+    """Return how many turns, counted from the first, fit a context of `context` tokens (0: no limit)."""
     held = 0
     for index, turn in enumerate(turns):
         held = (0 if turn.fresh else held) + len(turn.context_ids) + len(turn.completion.token_ids)
@@ -164,7 +164,7 @@ def _count_fitting(turns: Sequence[Turn], context: int) -> int:
 
 
 def _parses_back(turn: Turn, scaffold: Scaffold, tools: Sequence[ToolSpec]) -> bool:
-    """Return whether the agent's parser would read these tokens as this message."""
+    """Return whether the agent's parser would read the turn's tokens as its message."""
     text = scaffold.renderer.text(turn.completion.token_ids)
     if not turn.message.tool_calls:
         return turn.message.content.strip() in text
