@@ -216,7 +216,8 @@ def skyrl() -> list[Case]:
             name="compute_reinforce_plus_plus_outcome_advantage, gamma=1.0",
             function=bound(core.compute_reinforce_plus_plus_outcome_advantage, gamma=1.0), exempt=whiten,
             ours="reinforce_pp",
-            differs="ends each return at the end of its turn, so later turns do not count for earlier ones", under=("one_turn", "factor"),
+            differs="ends each return at the end of its turn, so later turns do not count for earlier ones",
+            under=("one_turn", "factor"),
         ),
         Case(
             name="compute_gae_advantage_return, gamma=0.99, lambd=0.95",
