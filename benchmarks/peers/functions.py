@@ -77,9 +77,9 @@ def absent(name: str, **attributes: Any) -> None:
     sys.modules[name] = module
 
 
-UNBIASED = "divides by the unbiased deviation over tokens, ours by the deviation itself"
-STEPS = "sums step rewards over the attempt and puts them at its end"
-EVENLY = "spreads a row's gradient evenly over its tokens, ours gives each that of its own advantage"
+UNBIASED = "divides by the unbiased standard deviation over tokens; ours uses the population standard deviation"
+STEPS = "adds all step rewards of an attempt at its end"
+EVENLY = "spreads a row's gradient evenly over its tokens; ours uses each token's own advantage"
 
 
 def verl() -> list[Case]:
@@ -135,8 +135,8 @@ def verl() -> list[Case]:
             name="compute_reinforce_plus_plus_baseline_outcome_advantage",
             function=core.compute_reinforce_plus_plus_baseline_outcome_advantage,
             exempt=whiten, ours="reinforce_pp", knobs={"baseline": "group"},
-            differs="gives every token the whole reward less the group's mean, ours the return from there on; and it "
-            + UNBIASED, under=("outcome_only", "factor"),
+            differs="gives every token the whole reward minus the group's mean, while ours gives the return from that "
+            "token on; also " + UNBIASED, under=("outcome_only", "factor"),
         ),
         Case(
             name="compute_gae_advantage_return, gamma=0.99, lam=0.95",
@@ -157,7 +157,7 @@ def verl() -> list[Case]:
         Case(name="gspo", function=policy("gspo"), ours="gspo", knobs=clip, weights="row"),
         Case(
             name="geo_mean (GMPO)", function=policy("geo_mean", gmpo), ours="gmpo", weights="row",
-            differs="weighs a row's mean advantage, ours each token's own", under=("one_advantage",),
+            differs="uses the mean advantage of a row; ours uses each token's own advantage", under=("one_advantage",),
         ),
         Case(name="cispo", function=policy("cispo"), ours="cispo", knobs=clip),
         Case(name="sapo", function=policy("sapo")),
@@ -174,19 +174,19 @@ def verl() -> list[Case]:
         ),
         Case(
             name="kl_penalty, k1", function=bound(core.kl_penalty, kl_penalty="k1"), ours="kl",
-            knobs={"estimator": "k1"}, weights="sum", differs="the gradient of k1 itself, which is noise of mean 0",
-            under=("value",),
+            knobs={"estimator": "k1"}, weights="sum",
+            differs="uses the gradient of k1 itself, which is noise with mean 0", under=("value",),
         ),
         Case(
             name="kl_penalty, k2", function=bound(core.kl_penalty, kl_penalty="k2"), ours="kl",
             knobs={"estimator": "k2"}, weights="sum",
-            differs="is not weighed by the ratio to who sampled, as the divergence's gradient is",
+            differs="is not weighted by the ratio to the sampling policy, unlike the gradient of the divergence",
             under=("on_policy",),
         ),
         Case(
             name="kl_penalty, k3", function=bound(core.kl_penalty, kl_penalty="k3"), ours="kl",
             knobs={"estimator": "k3"}, weights="sum",
-            differs="the gradient of k3 itself, which is of the opposite divergence", under=("value",),
+            differs="uses the gradient of k3 itself, which belongs to the reverse divergence", under=("value",),
         ),
     ]  # fmt: skip
 
@@ -202,7 +202,7 @@ def skyrl() -> list[Case]:
     def policy(function: Any, **changes: Any) -> Callable[..., Any]:
         return bound(function, config=settings(**changes), rollout_logprobs=None)
 
-    columns = "goes from column to column, through what was observed"
+    columns = "iterates over columns, including observed tokens"
     return [
         Case(name="compute_grpo_outcome_advantage", function=core.compute_grpo_outcome_advantage, ours="grpo"),
         Case(
@@ -215,7 +215,8 @@ def skyrl() -> list[Case]:
         Case(
             name="compute_reinforce_plus_plus_outcome_advantage, gamma=1.0",
             function=bound(core.compute_reinforce_plus_plus_outcome_advantage, gamma=1.0), exempt=whiten,
-            ours="reinforce_pp", differs="a return ends where its turn ends: no later turn counts for an earlier one",
+            ours="reinforce_pp",
+            differs="ends each return at the end of its turn, so later turns do not count for earlier ones",
             under=("one_turn", "factor"),
         ),
         Case(
@@ -286,7 +287,7 @@ def openrlhf() -> list[Case]:
         return cls.get_cumulative_returns(None, token_level_rewards, response_mask, 0.99)
 
     steps = functools.partial(_openrlhf_experience, cls)
-    columns = "goes from column to column: a step of discount for every observed token, whose value is 0"
+    columns = "iterates over columns, so it also discounts at observed tokens, whose value is 0"
     return [
         Case(
             name="get_advantages_and_returns (GAE), gamma=0.99, lambd=0.95", function=gae, exempt={7: CRITIC},
@@ -393,8 +394,8 @@ def trl() -> list[Case]:
         Case(
             name="GMPOTrainer",
             function=functools.partial(_trl_loss, geometric, epsilon_low=0.4, epsilon_high=0.4, one=True),
-            ours="gmpo", weights="row", differs="weighs a row's mean advantage, ours each token's own",
-            under=("one_advantage",),
+            ours="gmpo", weights="row",
+            differs="uses the mean advantage of a row; ours uses each token's own advantage", under=("one_advantage",),
         ),
         Case(name="RLOOTrainer", function=functools.partial(_trl_rloo, leave_one_out)),
     ]  # fmt: skip

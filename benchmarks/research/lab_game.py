@@ -156,10 +156,11 @@ def table(runs: Sequence[Body]) -> Grid:
 
 
 NOTE = (
-    f"A network of 75,000 parameters, {STEPS} steps of {HIGH * ATTEMPTS} games, {ROUNDS} guesses of a number from 1 to "
-    f"{HIGH}; the reward is the game's outcome less 0.3 for each guess that earlier answers rule out. Area: the mean "
-    "share of games won over the steps, with a 95 % interval over seeds. Runs with one seed share the network and the "
-    "demonstrations, so the difference is taken seed by seed. One learning rate for all."
+    f"A network of 75,000 parameters is trained for {STEPS} steps of {HIGH * ATTEMPTS} games, with {ROUNDS} guesses "
+    f"of a number from 1 to {HIGH}. The reward is the game's outcome minus 0.3 for each guess that earlier answers "
+    "rule out. The area is the mean share of games won over the steps, with a 95 % interval over seeds. Runs with "
+    "the same seed share the network and the demonstrations, so the difference is computed seed by seed. All runs "
+    "use the same learning rate."
 )
 
 

@@ -60,7 +60,7 @@ def page(kept: Mapping[str, Body]) -> list[str]:
         if found:
             grid = grids[found[0]]
             links = ", ".join(f"[{name}.csv](lab/{name}.csv)" for name in found)
-            note = grid.note if grid.note not in noted else "Cells as in the first table of directions."
+            note = grid.note if grid.note not in noted else "Cells read as in the first table of directions."
             noted.add(grid.note)
             parts += [f"## {title}", " ".join(part for part in (text, note) if part)]
             parts.append(to_markdown(only(grid, shown) if shown else grid))
@@ -71,7 +71,7 @@ def page(kept: Mapping[str, Body]) -> list[str]:
 SECTIONS: tuple[tuple[str, str, Sequence[str], str, tuple[str, ...]], ...] = (
     (
         "Is the direction right?",
-        "Ten of the estimators; the files hold every estimator at every set of knobs.",
+        "The table shows ten estimators. The files contain every estimator with every set of parameters.",
         DRAWN,
         "",
         ("direction", "figures"),
@@ -87,30 +87,33 @@ SECTIONS: tuple[tuple[str, str, Sequence[str], str, tuple[str, ...]], ...] = (
     ),
     (
         "Groups that branch",
-        "Half of the attempts branch from the others, at a turn drawn for each. Such an attempt shares its first turns "
+        "Half of the attempts branch from the others, each at a random turn. Such an attempt shares its first turns "
         "with its parent, so a mean that includes the parent is not a valid baseline for these turns. `vine` leaves "
-        "the parent out, but credits a shared turn once only, so late turns weigh more. `train=roots` credits no "
-        "branches, except those that started anew because their parent had ended before they could branch off.",
+        "the parent out, but it credits a shared turn only once, so late turns have more weight. `train=roots` "
+        "credits no branches, except those that started again from the beginning because their parent ended before "
+        "the branching turn.",
         (),
         "",
         ("branched_direction", "branched_progress"),
     ),
     (
         "Group size, horizon and delay",
-        "Each cell gives the bias after the best rescaling, and how many episodes make the noise as large as the "
-        "gradient; the marks ! and o are those of the direction table. Size is varied on `stopping`, horizon and "
-        "delay on `delayed`. Estimators that follow the outcome alone (o) have another objective there, so their bias "
-        "is a distance between objectives. With a delay of 5 everything is paid at the end, and the two agree.",
+        "Each cell gives the bias after the best rescaling, and the number of episodes with which the noise is as "
+        "large as the gradient. The marks ! and o have the same meaning as in the direction table. The group size "
+        "is varied on `stopping`, the horizon and the delay on `delayed`. There, estimators that use the outcome "
+        "alone (o) have a different objective, so their bias is a distance between objectives. With a delay of 5 "
+        "all rewards are paid at the end, and the two objectives agree.",
         SWEPT,
         "sweeps.png",
         ("sweeps_size", "sweeps_horizon", "sweeps_delay", "loss_sweeps_size", "loss_sweeps_horizon"),
     ),
     (
         "Losses",
-        "The advantages are leave-one-out. `+0.03` and `+0.1`: every logit has moved by that much since the rollout, "
-        "and the exact gradient is that of the current policy. The clipping bounds of `gspo` are those of its paper, "
-        "for responses of thousands of tokens whose mean ratio hardly moves; on turns this short they clip nearly "
-        "everything. `clip_cov` and `kl_cov` touch a fifth of all tokens here, and one in thousands in their paper.",
+        "All losses use leave-one-out advantages. In the columns `+0.03` and `+0.1`, every logit has changed by "
+        "that amount since the rollout, and the exact gradient is that of the current policy. The clipping bounds "
+        "of `gspo` are those of its paper. They are meant for responses of thousands of tokens, whose mean ratio "
+        "hardly changes; on turns this short they clip nearly everything. `clip_cov` and `kl_cov` affect a fifth of "
+        "all tokens here, but only one in thousands in their paper.",
         LOSSES,
         "losses.png",
         ("losses_direction", "losses_progress"),
@@ -118,52 +121,54 @@ SECTIONS: tuple[tuple[str, str, Sequence[str], str, tuple[str, ...]], ...] = (
     (
         "Regularisers",
         "The regularised objective of an episode is E[return - coef * sum of the regulariser over its tokens]. Its "
-        "gradient has a second part that no loss on tokens has: a token also changes which states follow. The table "
-        "gives the cosine between each regulariser's mean gradient and both parts together. To get the second part, "
-        "put the divergence among the rewards. The other files compare with the first part alone: the exact gradient "
-        "of the divergence, the entropy or the distance to the band, summed over the tokens of the rollout. `value` "
-        "learns from returns to go, and is compared with the distance to the exact value.",
+        "gradient has a second term that no per-token loss captures, because a token also changes which states "
+        "follow. The table gives the cosine between each regulariser's mean gradient and the sum of both terms. To "
+        "include the second term in training, add the divergence to the rewards. The other files compare with the "
+        "first term alone. It is the exact gradient of the divergence, the entropy or the distance to the band, "
+        "summed over the tokens of the rollout. `value` is trained on returns to go, and its gradient is compared "
+        "with that of the distance to the exact value.",
         (),
         "",
         ("regularisers_whole", "regularisers_direction", "regularisers_progress"),
     ),
     (
         "Loss aggregation",
-        "Cosine of plain policy gradient with each way to weigh the tokens of a step. The exact gradient weighs them "
-        "as `constant` does.",
+        "Each cell gives the cosine between the plain policy gradient, with one way to weight the tokens of a step, "
+        "and the exact gradient. The exact gradient weights tokens as `constant` does.",
         (),
         "",
         ("aggregation",),
     ),
     (
         "Loss multipliers",
-        "The sampler's logits differ from the trainer's by `+0.1` or `+0.3`, as those of an engine of another "
-        "precision or with older weights do. Each cell gives |mean - exact| as a share of |exact|, and how many "
-        "episodes make the noise as large as the gradient. `tis` and `icepop` correct token by token, which ignores "
-        "that earlier tokens led to other states. `mis` over trajectories corrects for these too, where the ratio is "
-        "below its cap, and is noisier the more the ratios spread. `high_entropy_only` corrects nothing: it trains a "
-        "fifth of the tokens.",
+        "The sampler's logits differ from the trainer's by `+0.1` or `+0.3`, as they would with another precision "
+        "or with older weights. Each cell gives |mean - exact| as a fraction of |exact|, and the number of episodes "
+        "with which the noise is as large as the gradient. `tis` and `icepop` correct each token separately and "
+        "ignore that earlier tokens changed the states. `mis` over trajectories corrects for this too, as long as "
+        "the ratio is below its cap, but its noise grows with the spread of the ratios. `high_entropy_only` does "
+        "not correct anything. It trains a fifth of the tokens.",
         (),
         "factors.png",
         ("factors", "factors_direction"),
     ),
     (
         "Gated against direct accumulation",
-        "Played on `misaligned`, whose step reward can be farmed. The published result: with direct accumulation the "
-        "total rises and the outcome falls; with a gate both rise.",
+        "These runs use `misaligned`, whose step reward can be farmed. In the published result, the total rises and "
+        "the outcome falls with direct accumulation, and both rise with a gate.",
         (),
         "",
         ("hacking",),
     ),
     (
         "Potential-based shaping",
-        "The reward `potential` is added to outcome and step rewards (`lock`: right digits so far; `walk`: the place; "
-        "`key_door`: having the key). At the highest level it adds the same to every episode: the best policy stays "
-        "the best, and unbiased estimators stay unbiased against the gradient of the return without it. Behind the "
-        "gate of the outcome only some episodes are paid: on `walk`, which begins with a potential of 2, the best "
-        "policy is then to fail, and on all three processes the estimators that compare turns change direction. The "
-        "column of an estimator gives length, cosine (! surely biased) and how many episodes make the noise as large "
-        "as the gradient.",
+        "The reward `potential` is added to outcome and step rewards. The potential is the number of correct digits "
+        "so far (`lock`), the position (`walk`), or whether the agent has the key (`key_door`). At the highest "
+        "level it adds the same amount to every episode. The best policy stays the best, and unbiased estimators "
+        "stay unbiased with respect to the gradient of the return without shaping. Behind the gate of the outcome, "
+        "only some episodes receive it. On `walk`, which starts with a potential of 2, the best policy is then to "
+        "fail. On all three processes, the gradients of the estimators that compare turns change direction. Each "
+        "estimator's column gives the length, the cosine (! is significantly biased), and the number of episodes "
+        "with which the noise is as large as the gradient.",
         (),
         "",
         ("shaping",),
@@ -210,14 +215,14 @@ def pays(lines: Sequence[Line], races: Sequence[Race]) -> str:
         "`rloo`",
         "with an exact critic",
         "fastest learners",
-        "not told apart from the fastest",
+        "not significantly slower than the fastest",
     )
     return (
         "## Which method for which problem?\n\nProgress is the mean over three policies (with the lowest and the "
-        "highest) of each kind at its best knobs. Learning is the area under the learning curve over that of the exact "
-        "gradient; the last column counts the kinds whose 95 % interval reaches that of the fastest. Estimators with "
-        "an exact critic have a column of their own, since no real run has one.\n\n"
-        + to_markdown(plain("", head, rows))
+        "highest value), for each kind with its best parameters. Learning is the area under the learning curve "
+        "divided by that of the exact gradient. The last column counts the kinds whose 95 % interval overlaps that "
+        "of the fastest. Estimators with an exact critic have a separate column, since no real run has an exact "
+        "critic.\n\n" + to_markdown(plain("", head, rows))
     )
 
 

@@ -127,7 +127,7 @@ class Page:
             kinds = f"the {len(top.kinds)} kinds" if len(top.kinds) > 1 else "the kind"
             all_of_it, part = shown(share.gain, signed=True), shown(top.contribution, signed=True)
             where = f"{kinds} most frequent in training ({', '.join(top.kinds)}; {top.task_share:.0%} of the bugs)"
-            lines += ["", f"Of the {all_of_it} gained in resolution, {part} lies in {where}."]
+            lines += ["", f"Of the {all_of_it} gained in resolution, {part} comes from {where}."]
         return "\n".join(lines)
 
     def compared(self, seeds: Sequence[int]) -> str:

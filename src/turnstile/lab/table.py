@@ -64,12 +64,13 @@ class Grid:
 
 
 DIRECTION_NOTE = (
-    "Cosine between the mean gradient and the exact one; ! is surely biased in direction (4 standard deviations), "
-    "o: it follows the outcome alone, whose direction is another. none: no gradient at all. "
-    "breaks: the invariants that do not hold."
+    "Each cell gives the cosine between the mean gradient and the exact one. ! marks a significantly biased "
+    "direction (4 standard deviations), and o an estimator that uses the outcome alone, whose gradient has another "
+    "direction. none means that the gradient is zero. breaks lists the invariants that do not hold."
 )
 PROGRESS_NOTE = (
-    f"Progress of one step of {EPISODES} episodes: 1 is the exact gradient, 0 none. It holds both bias and noise."
+    f"Each cell gives the progress of one step of {EPISODES} episodes. 1 is the progress of the exact gradient, and "
+    "0 is no progress. Both bias and noise reduce it."
 )
 
 
@@ -100,8 +101,9 @@ def progress(lines: Sequence[Line]) -> Grid:
 
 
 LEARNING_NOTE = (
-    "Area under the learning curve over that of the exact gradient, with a 95 % interval over seeds: 1 learns as "
-    "quickly. Each at the best of the learning rates tried."
+    "Each cell gives the area under the learning curve divided by that of the exact gradient, with a 95 % interval "
+    "over seeds. 1 means that training is as fast as with the exact gradient. Each estimator uses the best of the "
+    "learning rates tried."
 )
 
 
@@ -136,9 +138,10 @@ DETAILS: dict[str, Show] = {
     "outcome": lambda f: number(f.cosine_outcome),
 }
 DETAILS_NOTE = (
-    "length: of the mean gradient along the exact one. bias: |mean - exact|, scaled: after the best scalar, both as "
-    "shares of |exact|. z: standard deviations between mean and exact, and between their directions. episodes: as many "
-    "make the noise as large as the gradient. outcome: cosine to the gradient of the outcome alone. breaks: invariants."
+    "length: the length of the mean gradient along the exact one. bias: |mean - exact| as a fraction of |exact|. "
+    "scaled: the same after the best rescaling of the mean. z: the number of standard deviations between mean and "
+    "exact, and between their directions. episodes: the number of episodes with which the noise is as large as the "
+    "gradient. outcome: the cosine to the gradient of the outcome alone. breaks: the invariants that do not hold."
 )
 
 
