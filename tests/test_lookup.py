@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from turnstile.errors import ConfigError
-from turnstile.lookup import KINDS, nearest, resolve
+from turnstile.lookup import KINDS, load, nearest, resolve
 
 
 @pytest.mark.parametrize(("room", "kind"), [(room, kind) for room, table in KINDS.items() for kind in table])
@@ -55,3 +55,9 @@ def test_a_broken_import_inside_ones_own_module_is_shown_as_it_is(
 )
 def test_nearest(word: str, known: list[str], said: str) -> None:
     assert nearest(word, known) == said
+
+
+@pytest.mark.parametrize("path", ["", "module", "module:", ":name", ":"])
+def test_a_malformed_path_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError, match="is not of the form package"):
+        load(path, "credit")

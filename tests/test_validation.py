@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -65,3 +66,20 @@ def test_a_value_of_the_wrong_type_is_named(knobs: dict[str, Any], wanted: str) 
 )
 def test_a_value_of_its_type_is_taken(knobs: dict[str, Any]) -> None:
     check_types("here", typed, knobs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A table of two keys."""
+
+    width: int = 1
+    height: int = 1
+
+
+def sized(*, size: Size = Size()) -> None: ...
+
+
+def test_a_table_of_a_dataclass_takes_its_keys_alone() -> None:
+    assert check_types("here", sized, {"size": {"width": 3}}) == {"size": Size(width=3)}
+    with pytest.raises(ConfigError, match="here: size has no key 'witdh'; did you mean 'width'"):
+        check_types("here", sized, {"size": {"witdh": 3}})
