@@ -138,10 +138,9 @@ async def test_requests_without_a_seed_draw_their_own(client: Any) -> None:
     assert len(same) == 1
 
 
-PATHS = ["/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/weights", "/health"]
+PATHS = ["/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/weights", "/health"]
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     ("headers", "line"),
     [
@@ -152,11 +151,12 @@ PATHS = ["/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/weights",
         ({"Host": "127.0.0.1.evil.example"}, "host name '127.0.0.1.evil.example' needs a key"),
     ],
 )
-async def test_web_pages_are_refused_everywhere(path: str, headers: dict[str, str], line: str) -> None:
+async def test_web_pages_are_refused_everywhere(headers: dict[str, str], line: str) -> None:
     async with tiny_server().listening("127.0.0.1", 0) as url, aiohttp.ClientSession() as http:
-        method = "GET" if path in ("/v1/models", "/health") else "POST"
-        async with http.request(method, url.removesuffix("/v1") + path, headers=headers, json={}) as answer:
-            assert (answer.status, line in await answer.text()) == (403, True)
+        for path in PATHS:
+            method = "GET" if path in ("/v1/models", "/health") else "POST"
+            async with http.request(method, url.removesuffix("/v1") + path, headers=headers, json={}) as answer:
+                assert (path, answer.status, line in await answer.text()) == (path, 403, True)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:1", "[::1]:8000", "10.1.2.3", socket.gethostname()])

@@ -28,7 +28,7 @@ Normalise = Callable[[F64, Flags], F64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupRewards:
-    """The rewards of one group's trajectories, and which of them count and learn."""
+    """The rewards of one group's trajectories, and which of them count in the baseline and which are trained on."""
 
     values: F64  # [G] rewards; 0 for a trajectory in neither baseline nor gradient
     in_baseline: Flags  # [G] whether it counts in the statistics

@@ -144,7 +144,7 @@ class Race:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the share over seeds, by Student's t."""
+        """The 95 % confidence interval of the mean share over seeds, by Student's t."""
         half = half_width(self.areas) / self.exact
         return self.share - half, self.share + half
 

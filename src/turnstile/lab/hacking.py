@@ -54,7 +54,7 @@ class Signature:
 
 
 def compose_scores(world: World, compose: Compose) -> list[Score]:
-    """Return the score of each path, [P], from the outcome and, one level below its gate, the step reward."""
+    """Return the score of each path, [P]: a gated outcome at level 1 and the step reward at level 0, composed."""
     terms = (
         make_term("outcome", "signal", level=1, gate=Threshold(value=0.0)),
         make_term("step", "env", level=0),

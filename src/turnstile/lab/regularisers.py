@@ -97,11 +97,11 @@ def _through_states(bench: LossBench, numbers: F64) -> F64:
 
 
 def measure_value(subject: LossSubject, bench: LossBench) -> Figures:
-    """Return the figures of the value loss, for a critic that has one value per node and learns from returns to go.
+    """Return the figures of the value loss, for a tabular critic (one value per node) that learns from returns to go.
 
-    Before the step, its values differ from the exact ones by noise of standard deviation `OFF`; since then they have
-    moved by the bench's drift. The exact gradient is that of half the squared distance to the exact value of each
-    visited situation.
+    Before the step, its values differ from the exact ones by noise of standard deviation `OFF`; since then further
+    noise has moved them, whose standard deviation is the bench's drift. The exact gradient is that of half the squared
+    distance to the exact value of each visited node.
     """
     world, before = bench.world, bench.before
     at = world.node[world.logits]

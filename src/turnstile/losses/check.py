@@ -41,7 +41,8 @@ def examine_loss(loss: Callable[..., tuple[Tensor, Metrics]], *, seed: int = 0) 
     The batch has 24 tokens and the extras that built-in losses read. One token has weight 0, and its old and new
     log-probabilities are very far apart. The unit that must be in one batch according to `losses.base.needs` is never
     split: a trajectory of six tokens or a group of two trajectories. A turn of three tokens is never split either.
-    Raises AssertionError unless the plain batch gives one finite value per token, and detached metrics.
+    Raises AssertionError unless the plain batch gives one value per token, finite wherever the weight is not 0, and
+    detached metrics.
     """
     batch, logprobs = sample_batch(seed=seed)
 

@@ -117,7 +117,10 @@ def bias_of(layer: nn.Module) -> torch.Tensor | None:
 
 
 def eps_of(norm: nn.Module) -> float | None:
-    """Return the epsilon of an RMS norm, or None if the module is not one or its epsilon is unknown."""
+    """Return the epsilon of a norm, None if it is not taken for an RMS norm or has no known epsilon.
+
+    Any module with a weight that is not a LayerNorm is taken for one.
+    """
     eps: float | None = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     return eps if hasattr(norm, "weight") and not isinstance(norm, nn.LayerNorm) else None
 

@@ -114,7 +114,7 @@ class Ledger:
                     self._record_played(finished[key], State.FINISHED, "")
 
     def begin(self, key: Key) -> None:
-        """Record that an attempt has started from its beginning."""
+        """Record that an attempt has started, or started again from the beginning."""
         with self._transaction():
             self._db.execute(f"UPDATE attempts SET state = ?, begun = begun + 1 WHERE {_KEY}", (State.RUNNING, *key))
 

@@ -22,7 +22,8 @@ must not become better by being halved). mask: out of the gradient, in the basel
 class StopRules:
     """The rules for episodes by stop reason.
 
-    Episodes whose stop reason is not in `table` are graded. `Stop.ERROR` is always an infrastructure failure.
+    Episodes whose stop reason is not in `table` are graded. `Stop.ERROR` cannot be configured: it is an infrastructure
+    failure.
     """
 
     table: Mapping[Stop, End] = field(default_factory=dict)

@@ -21,7 +21,10 @@ class Alarm(Protocol):
     """A rule that watches a run's metrics."""
 
     def update(self, step: int, metrics: Scalars) -> str | None:
-        """Return one line when the rule's condition begins; None otherwise, or if a metric is missing."""
+        """Return a one-line message when the condition first becomes true, else None.
+
+        A step without the metric returns None too.
+        """
         ...
 
     def state(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ Scalars = Mapping[str, float | int | str | bool | None]
 class Tracker(Protocol):
     """Receives a run's metrics and messages. Metric names are slash-separated (`reward/total`, `seconds/generate`).
 
-    A tracker's kind is called with the run's folder and the kind's knobs.
+    The factory that is registered for a kind of tracker is called with the run's folder and the kind's knobs.
     """
 
     def log(self, step: int, metrics: Scalars) -> None:

@@ -170,9 +170,9 @@ class Router:
             await replica.close()
 
     def _choose_home(self, share: str) -> ManagedReplica | None:
-        """Return the replica of a share, or None if all are unreachable.
+        """Return the replica assigned to a share, or None if all are unreachable.
 
-        That is its last one if reachable, or else the reachable one with the fewest sessions.
+        The current one stays if it is reachable; otherwise it is the reachable one with the fewest sessions.
         """
         reachable = [replica for replica in self._replicas if replica.unreachable is None]
         if not reachable:

@@ -335,7 +335,7 @@ class ContainerSandboxes:
 
     @property
     def spares(self) -> int:
-        """The number of containers that are kept ready."""
+        """The number of containers that are ready now."""
         return self._pool.ready
 
     async def start(self, template: Template, *, deps: Path | None = None) -> ContainerSandbox:

@@ -100,6 +100,9 @@ def find_replaced(before: Any, now: Any) -> Any:
 
 
 def first_line(error: Any) -> str:
-    """Return the first line of an exception, in the form that a traceback ends with."""
-    lines = traceback.format_exception_only(type(error), error)[-1].strip().splitlines()
-    return lines[0][:LONGEST] if lines else type(error).__name__
+    """Return the first line of an exception, `Type: message`, in at most `LONGEST` characters."""
+    kind = type(error).__name__
+    for line in traceback.format_exception_only(type(error), error):  # a syntax error's place, this line, then notes
+        if line.partition(":")[0].strip().rpartition(".")[2] == kind:
+            return line.strip().splitlines()[0][:LONGEST]
+    return kind

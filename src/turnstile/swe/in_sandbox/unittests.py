@@ -105,7 +105,7 @@ class Report(Channel):
         return inspect.isfunction(method) and self.origins.altered(method, name)
 
     def is_expected(self, test: Any) -> bool:
-        """Return whether the source of the test, or of a class that it inherits from, says that it may fail."""
+        """Return whether the source of the test, of its class, or of a base class marks it as an expected failure."""
         kinds = type(test).__mro__
         names = {getattr(test, "_testMethodName", ""), *(kind.__name__ for kind in kinds)}
         return self.expected.says({os.path.realpath(file_of(kind)) for kind in kinds}, names)
