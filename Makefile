@@ -59,7 +59,7 @@ demo: setup
 	@$(BIN)/turnstile tasks prepare data/demo/train.jsonl data/demo/heldout.jsonl
 	@$(BIN)/turnstile train recipes/$(DEMO).toml --run $(DEMO) $(filter-out --quick,$(ARGS))
 
-# In five minutes on two cores: what starts processes or trains is left to test-all, which writes down what came of it.
+# In six minutes on two cores: what starts processes or trains is left to test-all, which writes down what came of it.
 test: setup
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not slow' $(ARGS)
 
