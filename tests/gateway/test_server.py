@@ -13,7 +13,7 @@ import pytest
 from modelserver import tiny_engine, tiny_server
 from turnstile.engines.remote.endpoint import SESSION_HEADER
 from turnstile.errors import ConfigError
-from turnstile.gateway import server
+from turnstile.gateway import shares
 
 
 @pytest.fixture
@@ -181,8 +181,8 @@ async def test_key_admits_requests_from_anywhere() -> None:
 
 
 async def test_sessions_expire_and_are_limited(bytes_: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_SHARES", 3)
-    monkeypatch.setattr(server, "SHARE_SECONDS", 0.2)
+    monkeypatch.setattr(shares, "MAX_SHARES", 3)
+    monkeypatch.setattr(shares, "SHARE_SECONDS", 0.2)
     inner = tiny_engine(bytes_)
     body = {"model": "tiny", "prompt": "Hello", "max_tokens": 2, "seed": 1}
     async with tiny_server(inner).listening("127.0.0.1", 0) as url, aiohttp.ClientSession() as http:

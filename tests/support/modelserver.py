@@ -24,7 +24,7 @@ from turnstile.engines.scripted import ScriptedEngine
 from turnstile.gateway.reload import WeightReloader
 from turnstile.gateway.server import EngineServer
 from turnstile.trainer.checkpoint import load_weights
-from turnstile.types import I32
+from turnstile.types import I32, Message, ToolCall
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -60,6 +60,22 @@ class Script:
 
         self.renderer = ChatRenderer(byte_tokenizer())
         self.engine = ScriptedEngine(self.renderer, say)
+
+
+TWO_CALLS = Message(
+    role="assistant",
+    content="Let me see.",
+    reasoning="Two sums.",
+    tool_calls=(
+        ToolCall(id="call00000", name="add", arguments={"a": 2, "b": 3}),
+        ToolCall(id="call00001", name="add", arguments={"a": 4, "b": 5}),
+    ),
+)
+"""A turn of two tool calls, and their results, as our own loop has them."""
+RESULTS = (
+    Message(role="tool", content="5", tool_call_id="call00000"),
+    Message(role="tool", content="9", tool_call_id="call00001"),
+)
 
 
 def tiny_server(

@@ -16,7 +16,7 @@ from turnstile.records.balance import Balance, BinShare, StepBalance, TaskBalanc
 from turnstile.runs.audit import Audited, audit_run, compare_runs
 
 SHOWN = 10
-"""How many tasks, and how many steps, are listed unless all are requested."""
+"""The number of tasks, and of steps, that are listed unless all are requested."""
 
 
 @click.command(short_help="Account for every attempt of a run, or compare two runs.")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from turnstile.errors import ConfigError, EngineError, MissingExtraError
-from turnstile.gateway import answers, messages
+from turnstile.gateway import anthropic, openai
 from turnstile.gateway.requests import RefusedError, RequestTooLargeError
 
 try:
@@ -152,8 +152,8 @@ async def _read(request: Request) -> bytes:
 def error_fields(path: str, status: int, why: str, code: str | None = None) -> dict[str, Any]:
     """Return an error in the format of the protocol that a path belongs to."""
     if path.startswith("/v1/messages"):
-        return messages.error_fields(status, why)
-    return answers.error_fields(why, code=code, kind="server_error" if status >= 500 else "invalid_request_error")
+        return anthropic.error_fields(status, why)
+    return openai.error_fields(why, code=code, kind="server_error" if status >= 500 else "invalid_request_error")
 
 
 def error_response(path: str, status: int, why: str, code: str | None = None) -> JSONResponse:

@@ -1,35 +1,20 @@
-"""Requests in OpenAI's protocol: the fields that they may have, and the sampling that they ask for."""
+"""Requests: what all protocols share of their bodies, how a body is read, and why a request is refused."""
 
 from __future__ import annotations
 
 import json
 import secrets
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from turnstile.errors import TaskError
-from turnstile.tasks.conversations.chat import message_of, tools_of
-from turnstile.tasks.conversations.conversation import with_parser_ids
-from turnstile.types import Message, Sampling, ToolSpec
+from turnstile.types import Sampling
 from turnstile.validation import first_problem, format_place, wrong
 
 MAX_CHOICES = 128
 """The largest `n` that a request may have."""
 MAX_LINE = 300  # characters of an error message, since a value may be as long as a prompt
-NEUTRAL: Mapping[str, Any] = {
-    "audio": None,
-    "best_of": 1,
-    "echo": False,
-    "frequency_penalty": 0,
-    "functions": [],
-    "logit_bias": {},
-    "presence_penalty": 0,
-    "suffix": "",
-    "top_logprobs": 0,
-}
-"""Unsupported fields of the protocol that affect sampling -> the value with which they have no effect."""
 
 
 class RefusedError(ValueError):
@@ -59,8 +44,12 @@ class ContextLengthError(RefusedError):
 
 
 class RequestBody(BaseModel):
-    """Fields of a request, which must have their declared types. Other fields are ignored."""
+    """Fields of a request, which must have their declared types. Other fields are ignored.
 
+    `neutral` are unsupported fields that affect the answer -> the value with which they have no effect.
+    """
+
+    neutral: ClassVar[Mapping[str, Any]] = {}
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
@@ -71,30 +60,10 @@ class StreamOptions(RequestBody):
 
 
 class StructuredOutputs(RequestBody):
-    """What the sampled text must match, in vLLM's format."""
+    """The regular expression or grammar that the sampled text must match, in vLLM's format."""
 
     regex: str = ""
     grammar: str = ""
-
-
-class JSONSchema(RequestBody):
-    """A JSON schema. Its name and other fields beside it are ignored."""
-
-    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
-
-
-class ResponseFormat(RequestBody):
-    """Whether the text must be JSON, and which schema it must follow."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JSONSchema = JSONSchema()
-
-    def grammar(self) -> str:
-        """Return the grammar of texts in this format, or "" if any text is allowed."""
-        if self.type == "text":
-            return ""
-        schema = self.json_schema.schema_ if self.type == "json_schema" else {"type": "object"}
-        return f"start: %json {json.dumps(schema)}"
 
 
 class SamplingBody(RequestBody):
@@ -144,52 +113,6 @@ class SamplingBody(RequestBody):
         ]
 
 
-class CompletionBody(SamplingBody):
-    """A request to continue a text or token ids."""
-
-    prompt: str | list[Annotated[int, Field(ge=0, lt=2**31)]]
-    logprobs: bool | Annotated[int, Field(ge=0)] | None = None
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether the answer has log-probabilities. The value 0 asks for those of the sampled tokens alone."""
-        return self.logprobs is not None and self.logprobs is not False
-
-
-class ChatBody(SamplingBody):
-    """A request for the next message of a conversation."""
-
-    messages: Annotated[list[Any], Field(min_length=1)]
-    tools: list[Any] = []
-    tool_choice: Literal["auto", "none"] = "auto"
-    parallel_tool_calls: bool = True
-    logprobs: bool = False
-    response_format: ResponseFormat = ResponseFormat(type="text")
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether the answer has log-probabilities."""
-        return self.logprobs
-
-    def conversation(self) -> tuple[list[Message], tuple[ToolSpec, ...]]:
-        """Return the messages and the tools. Tool calls get ids like those that parsers give.
-
-        Raises RefusedError for content that cannot be read, and for the result of a call that no earlier message makes.
-        """
-        called: set[str] = set()
-        messages: list[Message] = []
-        try:
-            for number, item in enumerate(self.messages):
-                message, _ = message_of(item, f"messages[{number}]")
-                called.update(call.id for call in message.tool_calls)
-                if message.role == "tool" and message.tool_call_id not in called:
-                    raise RefusedError(f"messages[{number}]: no message before it calls {message.tool_call_id!r}")
-                messages.append(message)
-            return list(with_parser_ids(messages)), tools_of(self.tools, "tools")
-        except TaskError as error:
-            raise RefusedError(str(error)) from None
-
-
 Body = TypeVar("Body", bound=RequestBody)
 
 
@@ -210,7 +133,7 @@ def parse_body(kind: type[Body], data: bytes) -> Body:
     Raises RefusedError, which names the first field that is wrong or not supported.
     """
     given = {name: value for name, value in parse_json_object(data).items() if value is not None}
-    for name, neutral in NEUTRAL.items():
+    for name, neutral in kind.neutral.items():
         if given.get(name, neutral) != neutral:
             raise RefusedError(f"{name} is not supported")
     try:

@@ -13,8 +13,6 @@ import asyncio
 import itertools
 import json
 import socket
-import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -26,12 +24,9 @@ from turnstile.agents.base import Scaffold
 from turnstile.engines.base import Engine
 from turnstile.engines.remote.endpoint import SESSION_HEADER
 from turnstile.errors import MissingExtraError
-from turnstile.gateway import answers, http
-from turnstile.gateway import messages as anthropic
+from turnstile.gateway import anthropic, http, openai
 from turnstile.gateway.reload import WeightReloader
 from turnstile.gateway.requests import (
-    ChatBody,
-    CompletionBody,
     ContextLengthError,
     NotServedError,
     RefusedError,
@@ -39,6 +34,7 @@ from turnstile.gateway.requests import (
     parse_body,
     parse_json_object,
 )
+from turnstile.gateway.shares import SessionShares
 from turnstile.types import I32, Completion, Message, Sampling, ToolSpec
 
 try:
@@ -54,8 +50,6 @@ except ModuleNotFoundError as error:
 
 DEFAULT_TOKENS = 256
 """`max_tokens` of a text completion that does not set it. A chat completion may fill the context."""
-SHARE_SECONDS = 60.0  # seconds that the shared prefixes of a session are kept after its last request
-MAX_SHARES = 256  # sessions whose shared prefixes are kept; the least recently used are dropped
 KEEP_ALIVE_SECONDS = 15.0  # seconds between two pings in a stream while its completion is being sampled
 
 
@@ -97,9 +91,7 @@ class EngineServer:
         self._context = context
         self._reload = reload
         self._numbers = itertools.count()
-        # name -> (session that keeps the prefixes, time of last use)
-        self._groups: OrderedDict[str, tuple[str, float]] = OrderedDict()
-        self._expiry: asyncio.TimerHandle | None = None
+        self._shares = SessionShares(engine)
         self._host_names = {"localhost", socket.gethostname().lower()}  # host names that requests may use
         routes = [
             Route("/health", http.answering(self._health)),
@@ -125,7 +117,7 @@ class EngineServer:
             async with http.listening(self.app, host, port) as url:
                 yield url
         finally:
-            self._expire_shares(everything=True)
+            self._shares.close()
 
     async def _health(self, request: Request, data: bytes) -> Response:
         return Response()
@@ -135,12 +127,12 @@ class EngineServer:
         return JSONResponse({"object": "list", "data": [{**about, "max_model_len": self._context}]})
 
     async def _completions(self, request: Request, data: bytes) -> Response:
-        body = self._for_this_model(parse_body(CompletionBody, data))
+        body = self._for_this_model(parse_body(openai.CompletionBody, data))
         text = body.prompt
         ids = self._tokenizer.encode(text, add_special_tokens=False) if isinstance(text, str) else text
         prompt = np.array(ids, np.int32)
         sampling = body.sampling(self._limit(body, len(prompt), DEFAULT_TOKENS))
-        head = answers.Head.of("cmpl", self._model)
+        head = openai.Head.of("cmpl", self._model)
 
         async def choices() -> tuple[list[dict[str, Any]], dict[str, int]]:
             found = await self._sample(request, prompt, sampling)
@@ -148,11 +140,11 @@ class EngineServer:
                 {
                     "index": number,
                     "text": self._decode(one.token_ids.tolist()),
-                    **self._details(one, body, answers.text_logprobs),
+                    **self._details(one, body, openai.text_logprobs),
                     "finish_reason": one.finish,
                 }
                 for number, one in enumerate(found)
-            ], answers.usage(len(prompt), found)
+            ], openai.usage(len(prompt), found)
 
         if not body.stream:
             found, usage = await choices()
@@ -168,11 +160,11 @@ class EngineServer:
         return self._stream(request, stream(), done="[DONE]")
 
     async def _chat(self, request: Request, data: bytes) -> Response:
-        body = self._for_this_model(parse_body(ChatBody, data))
+        body = self._for_this_model(parse_body(openai.ChatBody, data))
         messages, tools = body.conversation()
         prompt, sampling = self._prompt_and_sampling(body, messages, tools, body.response_format.grammar())
         offered = tools if body.tool_choice == "auto" else ()
-        head = answers.Head.of("chatcmpl", self._model)
+        head = openai.Head.of("chatcmpl", self._model)
 
         async def choices() -> tuple[list[dict[str, Any]], dict[str, int]]:
             found = await self._sample(request, prompt, sampling)
@@ -182,12 +174,12 @@ class EngineServer:
                 result.append(
                     {
                         "index": number,
-                        "message": answers.message_fields(message),
-                        **self._details(one, body, answers.chat_logprobs),
+                        "message": openai.message_fields(message),
+                        **self._details(one, body, openai.chat_logprobs),
                         "finish_reason": "tool_calls" if message.tool_calls else one.finish,
                     }
                 )
-            return result, answers.usage(len(prompt), found)
+            return result, openai.usage(len(prompt), found)
 
         if not body.stream:
             found, usage = await choices()
@@ -196,7 +188,7 @@ class EngineServer:
 
         async def stream() -> AsyncIterator[dict[str, Any]]:
             found, usage = await choices()
-            for chunk in answers.chat_chunks(head, found):
+            for chunk in openai.chat_chunks(head, found):
                 yield chunk
             if body.stream_options.include_usage:
                 yield head.body("chat.completion.chunk", [], usage=usage)
@@ -293,7 +285,7 @@ class EngineServer:
     async def _sample(self, request: Request, prompt: I32, samplings: Sequence[Sampling]) -> list[Completion]:
         """Return a completion for each of `samplings`. If one fails, the others are cancelled."""
         group = request.headers.get(SESSION_HEADER, "")
-        share = self._keep_share(group) if group else f"serve/{next(self._numbers)}"
+        share = self._shares.keep(group) if group else f"serve/{next(self._numbers)}"
         try:
             async with asyncio.TaskGroup() as tasks:
                 asked = [tasks.create_task(self._sample_one(prompt, sampling, share)) for sampling in samplings]
@@ -325,32 +317,8 @@ class EngineServer:
         if body.wants_logprobs:
             found["logprobs"] = logprobs(completion, lambda token: self._decode([token]))
         if body.return_token_ids:
-            found |= answers.token_fields(completion, self._reload.labels if self._reload else {})
+            found |= openai.token_fields(completion, self._reload.labels if self._reload else {})
         return found
-
-    def _keep_share(self, group: str) -> str:
-        """Return the name under which the requests of a session share prefixes.
-
-        The prefixes are kept until the session has been unused for a while.
-        """
-        share = f"group/{group}"
-        guard_session = self._groups.pop(group)[0] if group in self._groups else self._engine.open(share)
-        self._groups[group] = guard_session, time.monotonic()
-        self._expire_shares()
-        return share
-
-    def _expire_shares(self, *, everything: bool = False) -> None:
-        """Close shares that have expired or are too many. While some are left, run again later."""
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
-        old = time.monotonic() - SHARE_SECONDS
-        while self._groups and (
-            everything or len(self._groups) > MAX_SHARES or next(iter(self._groups.values()))[1] < old
-        ):
-            self._engine.close(self._groups.popitem(last=False)[1][0])
-        if self._groups:
-            self._expiry = asyncio.get_running_loop().call_later(SHARE_SECONDS, self._expire_shares)
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))

@@ -20,9 +20,9 @@ from turnstile.losses.check import LOSS_MULTIPLIERS, check_loss
 from turnstile.losses.multipliers import with_multipliers
 
 DRIFTS = (0.0, 0.03, 0.1)
-"""How far the policy has moved since it sampled, in logits."""
+"""The distance that the policy has moved since it sampled, in logits."""
 GAPS = (0.0, 0.1, 0.3)
-"""How far the sampler's logits differ from the trainer's."""
+"""The difference between the sampler's logits and the trainer's."""
 BARE = "no factor"
 PLAIN: TokenLoss = resolve("loss", "reinforce")
 """Plain policy gradient, the loss with which loss multipliers are measured."""

@@ -86,7 +86,7 @@ class LossBench:
 
     @property
     def visits(self) -> F64:
-        """How many tokens the sampling policy samples at each node per episode, f64[nodes]."""
+        """The number of tokens that the sampling policy samples at each node per episode, f64[nodes]."""
         return visits(self.world, self.before.probabilities)
 
 

@@ -17,7 +17,7 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """What the recipe specifies for every step."""
+    """The limits that the recipe sets for every step."""
 
     attempts: int  # attempts issued per step: groups times group size
     passes: int  # passes in which an attempt may be trained on: epochs * (1 + uses from the replay buffer)

@@ -1,4 +1,4 @@
-"""What each term contributed in each turn: how much was granted, how much was withheld, and by which gates."""
+"""The reward of each term in each turn: the part granted, the part withheld, and the gates that withheld it."""
 
 from __future__ import annotations
 

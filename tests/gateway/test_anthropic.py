@@ -10,8 +10,8 @@ import anthropic
 import numpy as np
 import pytest
 
-from modelserver import Script, tiny_engine, tiny_server
-from turnstile.types import Message, ToolCall, ToolSpec
+from modelserver import RESULTS, TWO_CALLS, Script, tiny_engine, tiny_server
+from turnstile.types import Message, ToolSpec
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 ADD: Any = {"name": "add", "description": "Add numbers.", "input_schema": SCHEMA}
@@ -53,17 +53,8 @@ async def test_tool_calls_and_their_results_are_the_prompt_that_our_own_loop_ren
     messages = [
         Message(role="system", content="Be brief."),
         Message(role="user", content="What is 2 + 3, and 4 + 5?"),
-        Message(
-            role="assistant",
-            content="Let me see.",
-            reasoning="Two sums.",
-            tool_calls=(
-                ToolCall(id="call00000", name="add", arguments={"a": 2, "b": 3}),
-                ToolCall(id="call00001", name="add", arguments={"a": 4, "b": 5}),
-            ),
-        ),
-        Message(role="tool", content="5", tool_call_id="call00000"),
-        Message(role="tool", content="9", tool_call_id="call00001"),
+        TWO_CALLS,
+        *RESULTS,
         Message(role="user", content="Go on."),
     ]
     tools = [ToolSpec(name="add", description="Add numbers.", schema=SCHEMA)]

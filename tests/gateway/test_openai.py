@@ -11,8 +11,8 @@ import numpy as np
 import openai
 import pytest
 
-from modelserver import Script, tiny_engine, tiny_server
-from turnstile.types import Message, ToolCall, ToolSpec
+from modelserver import RESULTS, TWO_CALLS, Script, tiny_engine, tiny_server
+from turnstile.types import Message, ToolSpec
 
 ADD: dict[str, Any] = {
     "type": "function",
@@ -63,17 +63,8 @@ async def test_tool_calls_and_their_results_are_the_prompt_that_our_own_loop_ren
         assert (second.choices[0].message.content, second.choices[0].finish_reason) == ("5 and 9.", "stop")
     messages = [
         Message(role="user", content=str(ASKED["content"])),
-        Message(
-            role="assistant",
-            content="Let me see.",
-            reasoning="Two sums.",
-            tool_calls=(
-                ToolCall(id="call00000", name="add", arguments={"a": 2, "b": 3}),
-                ToolCall(id="call00001", name="add", arguments={"a": 4, "b": 5}),
-            ),
-        ),
-        Message(role="tool", content="5", tool_call_id="call00000"),
-        Message(role="tool", content="9", tool_call_id="call00001"),
+        TWO_CALLS,
+        *RESULTS,
     ]
     function = ADD["function"]
     tools = [ToolSpec(name="add", description="Add numbers.", schema=function["parameters"])]

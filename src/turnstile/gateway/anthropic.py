@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -67,6 +67,7 @@ class CountBody(RequestBody):
 class MessagesBody(CountBody, SamplingBody):
     """A request for the next message of a conversation."""
 
+    neutral: ClassVar[Mapping[str, Any]] = {"container": None, "mcp_servers": []}
     max_tokens: Annotated[int, Field(ge=1)]
     stop: list[str] = Field([], alias="stop_sequences")
     n: Literal[1] = 1

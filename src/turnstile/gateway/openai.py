@@ -1,4 +1,4 @@
-"""Answers in OpenAI's protocol, whole or as the events of a stream."""
+"""OpenAI's protocol: requests, and answers whole or as the events of a stream."""
 
 from __future__ import annotations
 
@@ -7,10 +7,98 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
+from pydantic import Field
+
+from turnstile.errors import TaskError
 from turnstile.gateway.reload import version_spans
-from turnstile.types import Completion, Message
+from turnstile.gateway.requests import RefusedError, RequestBody, SamplingBody
+from turnstile.tasks.conversations.chat import message_of, tools_of
+from turnstile.tasks.conversations.conversation import with_parser_ids
+from turnstile.types import Completion, Message, ToolSpec
+
+NEUTRAL: Mapping[str, Any] = {
+    "audio": None,
+    "best_of": 1,
+    "echo": False,
+    "frequency_penalty": 0,
+    "functions": [],
+    "logit_bias": {},
+    "presence_penalty": 0,
+    "suffix": "",
+    "top_logprobs": 0,
+}
+"""Unsupported fields of the protocol that affect sampling -> the value with which they have no effect."""
+
+
+class JSONSchema(RequestBody):
+    """A JSON schema. Its name and other fields beside it are ignored."""
+
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+
+
+class ResponseFormat(RequestBody):
+    """Whether the text must be JSON, and which schema it must follow."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JSONSchema = JSONSchema()
+
+    def grammar(self) -> str:
+        """Return the grammar of texts in this format, or "" if any text is allowed."""
+        if self.type == "text":
+            return ""
+        schema = self.json_schema.schema_ if self.type == "json_schema" else {"type": "object"}
+        return f"start: %json {json.dumps(schema)}"
+
+
+class CompletionBody(SamplingBody):
+    """A request to continue a text or token ids."""
+
+    neutral: ClassVar[Mapping[str, Any]] = NEUTRAL
+    prompt: str | list[Annotated[int, Field(ge=0, lt=2**31)]]
+    logprobs: bool | Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer has log-probabilities. The value 0 asks for those of the sampled tokens alone."""
+        return self.logprobs is not None and self.logprobs is not False
+
+
+class ChatBody(SamplingBody):
+    """A request for the next message of a conversation."""
+
+    neutral: ClassVar[Mapping[str, Any]] = NEUTRAL
+    messages: Annotated[list[Any], Field(min_length=1)]
+    tools: Sequence[Any] = ()
+    tool_choice: Literal["auto", "none"] = "auto"
+    parallel_tool_calls: bool = True
+    logprobs: bool = False
+    response_format: ResponseFormat = ResponseFormat(type="text")
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the answer has log-probabilities."""
+        return self.logprobs
+
+    def conversation(self) -> tuple[list[Message], tuple[ToolSpec, ...]]:
+        """Return the messages and the tools. Tool calls get ids like those that parsers give.
+
+        Raises RefusedError for content that cannot be read, and for the result of a call that no earlier message makes.
+        """
+        called: set[str] = set()
+        messages: list[Message] = []
+        try:
+            for number, item in enumerate(self.messages):
+                message, _ = message_of(item, f"messages[{number}]")
+                called.update(call.id for call in message.tool_calls)
+                if message.role == "tool" and message.tool_call_id not in called:
+                    raise RefusedError(f"messages[{number}]: no message before it calls {message.tool_call_id!r}")
+                messages.append(message)
+            return list(with_parser_ids(messages)), tools_of(self.tools, "tools")
+        except TaskError as error:
+            raise RefusedError(str(error)) from None
+
 
 Labels = Mapping[int, str]
 """Maps weight versions of the engine to the names that clients gave them."""
