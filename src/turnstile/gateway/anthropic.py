@@ -38,7 +38,7 @@ class CountBody(RequestBody):
     model: str
     messages: Annotated[list[Any], Field(min_length=1)]
     system: str | list[Any] = ""
-    tools: Sequence[Any] = ()
+    tools: list[Any] = Field(default_factory=list)
 
     def conversation(self) -> tuple[list[Message], tuple[ToolSpec, ...]]:
         """Return the messages and the tools. Tool calls get ids like those that parsers give.

@@ -70,7 +70,7 @@ class ChatBody(SamplingBody):
 
     neutral: ClassVar[Mapping[str, Any]] = NEUTRAL
     messages: Annotated[list[Any], Field(min_length=1)]
-    tools: Sequence[Any] = ()
+    tools: list[Any] = Field(default_factory=list)
     tool_choice: Literal["auto", "none"] = "auto"
     parallel_tool_calls: bool = True
     logprobs: bool = False
