@@ -27,7 +27,7 @@ LOSS_MULTIPLIERS = declarations("loss_multiplier")
 
 
 _CUTS: Mapping[Scope, tuple[int, ...]] = {"": (3, 9, 12), "trajectory": (6, 18), "group": (12,), "step": (3, 12, 18)}
-"""The tokens at which the sample batch is split in two, by scope. A loss of scope "step" is split too and must say so."""
+"""The tokens at which the sample batch is split in two, by scope. A loss of scope "step" is split and must say so."""
 
 
 def check_loss(loss: TokenLoss, knobs: Mapping[str, Any] | None = None, *, seed: int = 0) -> dict[int, str]:
